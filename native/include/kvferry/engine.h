@@ -1,0 +1,163 @@
+// The transfer engine: registered regions, peers, prepared plans, one-sided reads and writes, control messages.
+// All methods are thread-safe unless said otherwise. Nothing here throws.
+#pragma once
+
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "kvferry/endpoint.h"
+#include "kvferry/node_id.h"
+#include "kvferry/status.h"
+
+namespace kvferry {
+
+using Clock = std::chrono::steady_clock;
+using Deadline = Clock::time_point;
+using std::chrono::milliseconds;
+
+enum class Op : std::uint8_t { kRead = 1, kWrite = 2 };  // seen from the initiator
+enum class MemoryKind : std::uint8_t { kHost = 0, kCuda = 1, kHip = 2, kAscend = 3, kFile = 4, kDax = 5 };
+enum Access : std::uint8_t { kRemoteRead = 1, kRemoteWrite = 2 };  // bit set
+
+struct RegionKey {
+  std::uint32_t id = 0;          // index in the owner's table; 0 is never used
+  std::uint32_t generation = 0;  // grows each time an id is reused
+  auto operator<=>(const RegionKey&) const = default;
+};
+
+struct RegionInfo {  // what a peer learns of a region: never an address
+  RegionKey key;
+  std::uint64_t length = 0;
+  MemoryKind kind = MemoryKind::kHost;
+  std::uint8_t access = kRemoteRead;
+  std::string name;  // up to 255 bytes, chosen by the owner, e.g. a layer name
+};
+
+struct EngineOptions {
+  std::string bind = "127.0.0.1:0";              // port 0: the kernel chooses, endpoint() tells
+  std::string advertise;                         // empty: the bound address; wildcard binds must set it
+  std::vector<std::string> transports{"shm", "tcp"};  // best first
+  bool allow_fallback = true;                    // false: only transports[0] may be used
+  std::string cluster_secret;                    // required (>= 16 bytes) when bind is not loopback
+  std::string metadata;                          // opaque, handed to every peer at hello; at most 64 KiB
+  std::uint32_t tcp_streams = 2;                 // data connections per peer
+  std::uint32_t shm_lanes = 1;                   // copying threads per peer
+  std::uint64_t slice_bytes = 4u << 20;          // a transfer is cut into slices of about this size
+  std::uint32_t max_connections = 1024;          // inbound; one more is refused
+  bool checksum = false;                         // CRC32C per piece on tcp
+  bool advise_huge_pages = true;                 // madvise(MADV_HUGEPAGE) on registered anonymous memory
+  milliseconds connect_timeout{5000};
+  milliseconds transfer_timeout{30000};          // default deadline of a transfer
+  milliseconds idle_probe{5000};                 // control connections are pinged when idle; 3 missed = peer lost
+  std::string fault_plan;                        // tests only: see transport/fault/fault_plan.h; empty = off
+};
+
+struct Piece {  // one contiguous run to move
+  std::uint32_t local_region = 0;   // id of one of our regions
+  std::uint32_t remote_region = 0;  // id of one of the peer's regions
+  std::uint64_t local_offset = 0;
+  std::uint64_t remote_offset = 0;
+  std::uint64_t length = 0;
+};
+
+struct PeerStats {
+  std::string transport;  // the one in use: "shm" or "tcp"; "" before the first transfer opened a rail
+  std::uint64_t bytes_read = 0, bytes_written = 0, pieces = 0, failed_pieces = 0, retried_slices = 0;
+};
+
+struct Message {  // a control message from a peer
+  std::uint64_t peer = 0;  // Peer::handle() of the connection it came by: reply with Engine::send
+  std::string body;
+};
+
+class Peer;      // one live control connection, either direction; outlives its loss (then every call fails)
+class Plan;      // immutable, may be submitted many times, from any thread
+class Transfer;  // one submission
+
+struct SubmitOptions {
+  std::optional<milliseconds> timeout;   // default EngineOptions::transfer_timeout
+  std::string notify;                    // if not empty: sent to the peer as a message after the data is visible
+};
+
+class Engine {
+ public:
+  static Result<std::unique_ptr<Engine>> create(EngineOptions options);
+  virtual ~Engine() = default;  // close()
+
+  virtual const NodeId& node_id() const = 0;
+  virtual Endpoint endpoint() const = 0;  // what peers should connect to
+
+  // Makes [data, data+length) reachable for peers with `access`. The memory must stay valid until unregister returns.
+  virtual Result<RegionInfo> register_memory(void* data, std::uint64_t length, std::string name,
+                                             std::uint8_t access, MemoryKind kind) = 0;
+  // A region of our own in a memfd: peers of this host map it once and copy without system calls.
+  virtual Result<std::pair<RegionInfo, void*>> allocate(std::uint64_t length, std::string name, std::uint8_t access) = 0;
+  // After it returns no transfer touches the memory any more. kDeadlineExceeded if one is still running then.
+  virtual Status unregister(RegionKey key, milliseconds timeout) = 0;
+  virtual Status set_metadata(std::string metadata) = 0;
+
+  // Blocks up to `timeout`. `expected` not nil: refuse another node, naming both.
+  virtual Result<std::shared_ptr<Peer>> connect(const Endpoint& endpoint, const NodeId& expected,
+                                                milliseconds timeout) = 0;
+  // Checks ranges, access and generations once, sorts and merges contiguous runs. Does not block.
+  virtual Result<std::shared_ptr<const Plan>> prepare(const std::shared_ptr<Peer>& peer,
+                                                      std::span<const Piece> pieces, Op op) = 0;
+  // Never blocks. Local memory belongs to the transfer until it is settled.
+  virtual Result<std::shared_ptr<Transfer>> submit(const std::shared_ptr<const Plan>& plan, SubmitOptions options) = 0;
+
+  // Control messages; at most 1 MiB each. send() blocks only for socket space, up to `timeout`.
+  virtual Status send(std::uint64_t peer_handle, std::string_view body, milliseconds timeout) = 0;
+  virtual std::optional<Message> next_message(milliseconds timeout) = 0;  // nullopt on timeout or close
+  virtual std::shared_ptr<Peer> peer(std::uint64_t handle) = 0;           // nullptr if unknown
+
+  virtual std::vector<std::shared_ptr<Peer>> peers() const = 0;
+  virtual std::map<std::string, std::uint64_t> counters() const = 0;  // engine-wide, names end in _total or _bytes
+  virtual void close() = 0;  // idempotent; fails what is under way with kCancelled; joins all threads
+};
+
+class Peer {
+ public:
+  virtual ~Peer() = default;
+  virtual std::uint64_t handle() const = 0;      // unique within the engine
+  virtual const NodeId& node_id() const = 0;
+  virtual Endpoint endpoint() const = 0;
+  virtual std::string metadata() const = 0;      // the peer's, as of hello or the last refresh
+  virtual std::vector<RegionInfo> regions() const = 0;
+  virtual Status refresh(milliseconds timeout) = 0;  // fetch metadata and regions anew
+  virtual bool same_host() const = 0;
+  virtual Status status() const = 0;             // OK while alive, else why it was lost
+  virtual PeerStats stats() const = 0;
+  virtual std::string transport_note() const = 0;  // why the transport in use was chosen, e.g. why shm was not possible
+  virtual void close() = 0;
+};
+
+class Plan {
+ public:
+  virtual ~Plan() = default;
+  virtual Op op() const = 0;
+  virtual std::uint64_t bytes() const = 0;
+  virtual std::size_t pieces() const = 0;        // as given
+  virtual std::size_t runs() const = 0;          // after merging
+};
+
+class Transfer {
+ public:
+  virtual ~Transfer() = default;
+  virtual bool settled() const = 0;              // no thread touches local memory any more
+  virtual bool wait(milliseconds timeout) = 0;   // true when settled
+  virtual void cancel() = 0;                     // settles soon, unfinished pieces kCancelled
+  virtual Status status() const = 0;             // meaningful once settled: OK iff every piece is OK
+  virtual std::vector<Status> piece_status() const = 0;  // one per piece given to prepare, in that order
+  virtual std::string transport() const = 0;     // "shm", "tcp", or "shm+tcp" when a rail was switched
+  virtual double seconds() const = 0;            // submit to settled
+  virtual int event_fd() = 0;                    // readable once settled; owned by the transfer
+};
+
+}  // namespace kvferry

@@ -1,0 +1,55 @@
+// What the engine asks of a way to move bytes. A transport is a folder beside this file and passes
+// native/tests/transport_conformance.h. One-sided: the peer's threads may serve, its users never take part.
+#pragma once
+
+#include <atomic>
+#include <memory>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "kvferry/engine.h"
+
+namespace kvferry {
+
+// One run between local memory (already checked and pinned by the engine) and a range of the peer's region.
+struct RunOp {
+  std::byte* local = nullptr;
+  RegionKey remote;
+  std::uint64_t remote_offset = 0;
+  std::uint64_t length = 0;
+};
+
+// A lane to one peer. execute() is called by one thread at a time; interrupt() from any.
+class Rail {
+ public:
+  virtual ~Rail() = default;
+  virtual std::string_view transport() const = 0;
+  // Moves all runs or says of each why not. Returns OK when every result was filled in (each may still be an error
+  // that is final for that run, e.g. kStale). Any other return means the rail is broken: runs whose result is not OK
+  // may be tried on another rail. Never returns later than `deadline` plus 100 ms; stops early when `cancelled` is set.
+  virtual Status execute(Op op, std::span<const RunOp> runs, std::span<Status> results, Deadline deadline,
+                         const std::atomic<bool>& cancelled) = 0;
+  virtual void interrupt() = 0;
+};
+
+// What a transport may know of the peer it should open rails to.
+struct PeerContext {
+  NodeId self;
+  NodeId node_id;
+  Endpoint endpoint;        // the peer's listening endpoint
+  std::string shm_name;     // the peer's same-host listener ("unix:@..."), empty if none
+  bool same_host = false;
+};
+
+class Transport {
+ public:
+  virtual ~Transport() = default;
+  virtual std::string_view name() const = 0;
+  virtual Status probe() const = 0;  // can this host do it at all? The reason if not.
+  // OK with at least one rail, or why this peer cannot be reached this way.
+  virtual Result<std::vector<std::unique_ptr<Rail>>> open_rails(const PeerContext& peer, Deadline deadline) = 0;
+};
+
+}  // namespace kvferry
