@@ -2,7 +2,6 @@
 // All methods are thread-safe unless said otherwise. Nothing here throws.
 #pragma once
 
-#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <map>
@@ -15,30 +14,9 @@
 #include "kvferry/endpoint.h"
 #include "kvferry/node_id.h"
 #include "kvferry/status.h"
+#include "kvferry/types.h"
 
 namespace kvferry {
-
-using Clock = std::chrono::steady_clock;
-using Deadline = Clock::time_point;
-using std::chrono::milliseconds;
-
-enum class Op : std::uint8_t { kRead = 1, kWrite = 2 };  // seen from the initiator
-enum class MemoryKind : std::uint8_t { kHost = 0, kCuda = 1, kHip = 2, kAscend = 3, kFile = 4, kDax = 5 };
-enum Access : std::uint8_t { kRemoteRead = 1, kRemoteWrite = 2 };  // bit set
-
-struct RegionKey {
-  std::uint32_t id = 0;          // index in the owner's table; 0 is never used
-  std::uint32_t generation = 0;  // grows each time an id is reused
-  auto operator<=>(const RegionKey&) const = default;
-};
-
-struct RegionInfo {  // what a peer learns of a region: never an address
-  RegionKey key;
-  std::uint64_t length = 0;
-  MemoryKind kind = MemoryKind::kHost;
-  std::uint8_t access = kRemoteRead;
-  std::string name;  // up to 255 bytes, chosen by the owner, e.g. a layer name
-};
 
 struct EngineOptions {
   std::string bind = "127.0.0.1:0";              // port 0: the kernel chooses, endpoint() tells

@@ -88,4 +88,14 @@ class [[nodiscard]] Result {
     if (::kvferry::Status kvf_status_ = (expr); !kvf_status_.ok()) return kvf_status_; \
   } while (0)
 
+// KVF_ASSIGN_OR_RETURN(auto x, f()): x becomes the value of the Result, or its Status is returned.
+#define KVF_ASSIGN_OR_RETURN(declaration, expr) \
+  KVF_ASSIGN_OR_RETURN_AT_(KVF_CONCAT_(kvf_result_, __LINE__), declaration, expr)
+#define KVF_CONCAT_(a, b) KVF_CONCAT2_(a, b)
+#define KVF_CONCAT2_(a, b) a##b
+#define KVF_ASSIGN_OR_RETURN_AT_(result, declaration, expr) \
+  auto result = (expr);                                     \
+  if (!result.ok()) return result.status();                 \
+  declaration = std::move(result).value()
+
 }  // namespace kvferry

@@ -1,0 +1,25 @@
+// Every fixed bound of the native code in one place. Those marked (wire) are part of the wire format.
+#pragma once
+
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+
+namespace kvferry {
+
+inline constexpr std::uint32_t kMaxRegions = 3072;                   // (wire) region ids are 1..kMaxRegions
+inline constexpr std::size_t kMaxRegionNameBytes = 255;              // (wire)
+inline constexpr std::size_t kMaxMetadataBytes = 64u << 10;          // (wire)
+inline constexpr std::size_t kMaxMessageBytes = 1u << 20;            // (wire) body of one user message
+inline constexpr std::size_t kMaxBodyBytes = (1u << 20) + 4096;      // (wire) body of any frame
+inline constexpr std::size_t kMaxErrorTextBytes = 1024;              // (wire)
+inline constexpr std::size_t kMaxEndpointBytes = 255;                // (wire)
+inline constexpr std::uint32_t kMaxPiecesPerRequest = 512;           // (wire)
+inline constexpr std::uint64_t kMaxRequestPayloadBytes = 16u << 20;  // (wire) raw bytes that follow one frame
+inline constexpr std::size_t kMinSecretBytes = 16;
+inline constexpr std::size_t kMaxFdsPerFrame = 4;     // (wire) descriptors that ride one frame
+inline constexpr std::uint32_t kMaxArenas = 1024;     // (wire) arena indices are 1..kMaxArenas
+inline constexpr std::uint32_t kMaxAttachLanes = 16;  // copying threads of one shm attachment
+inline constexpr std::chrono::milliseconds kHandshakeTimeout{5000};
+
+}  // namespace kvferry

@@ -1,0 +1,84 @@
+// Stream sockets (TCP and unix) that never throw, never raise SIGPIPE and never wait without a deadline.
+// All sockets made here are non-blocking and close-on-exec. Functions are thread-safe as far as the descriptor is: one
+// thread may send while another receives.
+//
+// Codes: kUnavailable (cannot connect or bind), kPeerLost (closed or reset), kDeadlineExceeded, kCancelled
+// (interrupted), kResourceExhausted (out of descriptors or memory), kPermissionDenied, kInternal (misuse).
+#pragma once
+
+#include <sys/types.h>
+#include <sys/uio.h>
+
+#include <span>
+#include <string_view>
+#include <vector>
+
+#include "base/bytes.h"
+#include "base/unique_fd.h"
+#include "kvferry/endpoint.h"
+#include "kvferry/status.h"
+#include "kvferry/types.h"
+
+namespace kvferry {
+
+// Ends the waits of other threads: once set, every wait that was given it returns kCancelled. An eventfd.
+class Interrupt {
+ public:
+  static Result<Interrupt> create();
+  void set() const;
+  void clear() const;
+  bool is_set() const;
+  int fd() const { return fd_.get(); }
+
+ private:
+  explicit Interrupt(UniqueFd fd) : fd_(std::move(fd)) {}
+  UniqueFd fd_;
+};
+
+struct Wait {  // how long a call may block, and what may end it early
+  Deadline deadline;
+  const Interrupt* interrupt = nullptr;
+};
+
+struct PeerCredentials {  // as the kernel saw them when the connection was made
+  pid_t pid = 0;
+  uid_t uid = 0;
+  gid_t gid = 0;
+};
+
+struct Accepted {
+  UniqueFd fd;
+  Endpoint remote;  // of a unix peer that did not bind: Family::kUnix with an empty host
+};
+
+// TCP: SO_REUSEADDR; IPv6 sockets are IPv6 only unless the wildcard is asked for. Port 0: see local_endpoint.
+Result<UniqueFd> listen_on(const Endpoint& endpoint, int backlog);
+Result<Endpoint> local_endpoint(int fd);
+// TCP_NODELAY is set on TCP. The status names the endpoint.
+Result<UniqueFd> connect_to(const Endpoint& endpoint, const Wait& wait);
+// kResourceExhausted when out of descriptors: the connection stays queued, so pause before the next call.
+Result<Accepted> accept_from(int listener, const Wait& wait);
+
+// events: POLLIN and/or POLLOUT. OK also when the peer hung up: the next read or write tells.
+Status wait_for(int fd, short events, const Wait& wait);
+// True if the peer closed its end or the socket failed; never blocks, reads nothing.
+bool is_hung_up(int fd);
+
+Status send_all(int fd, ByteView bytes, const Wait& wait);
+// Fills `out` or fails; kPeerLost at end of stream ("closed by peer after 3 of 24 bytes").
+Status recv_exact(int fd, MutableByteView out, const Wait& wait);
+// Any number of segments; the array is used up (modified) on the way.
+Status send_vectored(int fd, std::span<iovec> segments, const Wait& wait);
+Status recv_vectored(int fd, std::span<iovec> segments, const Wait& wait);
+
+// Unix sockets. `bytes` must not be empty; descriptors (at most kMaxFdsPerFrame) ride with its first byte.
+Status send_with_fds(int fd, ByteView bytes, std::span<const int> fds, const Wait& wait);
+// Fills `out`; whatever descriptors came along. More than max_fds, or a cut control message: kProtocolError.
+Result<std::vector<UniqueFd>> recv_with_fds(int fd, MutableByteView out, std::size_t max_fds, const Wait& wait);
+Result<PeerCredentials> peer_credentials(int fd);
+
+Status set_no_delay(int fd);
+Status set_congestion_control(int fd, std::string_view algorithm);  // kUnsupported if the kernel lacks it
+void shut_down(int fd);  // both directions; wakes threads that wait on the socket
+
+}  // namespace kvferry

@@ -1,0 +1,22 @@
+// Checks and advice about ranges of this process's own address space.
+#pragma once
+
+#include <cstdint>
+
+#include "kvferry/status.h"
+
+namespace kvferry {
+
+// OK if every page of [data, data + length) is mapped readable (and writable if asked); else kInvalidArgument.
+// A snapshot: the caller promises not to unmap it while it is registered.
+Status check_mapped(const void* data, std::uint64_t length, bool writable);
+
+// MADV_HUGEPAGE for the whole huge pages inside the range. Advice only: failures are ignored.
+void advise_huge_pages(void* data, std::uint64_t length);
+
+// offset + length <= limit, without overflow.
+constexpr bool range_fits(std::uint64_t offset, std::uint64_t length, std::uint64_t limit) {
+  return offset <= limit && length <= limit - offset;
+}
+
+}  // namespace kvferry

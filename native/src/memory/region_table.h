@@ -1,0 +1,96 @@
+// The registered memory of one engine. Thread-safe.
+//
+// A pin keeps the memory in use: remove() first hides the region from new pins, then waits for those held. An id is
+// used again only after its region is gone, with a higher generation, so an old key never reaches new memory.
+#pragma once
+
+#include <atomic>
+#include <condition_variable>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "kvferry/status.h"
+#include "kvferry/types.h"
+#include "memory/region_directory.h"
+
+namespace kvferry {
+
+struct RegionSource {  // what to register
+  void* data = nullptr;
+  std::uint64_t length = 0;
+  std::string name;
+  std::uint8_t access = kRemoteRead;
+  MemoryKind kind = MemoryKind::kHost;
+  std::uint32_t arena_index = 0;  // 0: not in an arena
+  std::uint64_t arena_offset = 0;
+};
+
+class RegionTable {
+  struct Region;
+
+ public:
+  class Pin {
+   public:
+    Pin() = default;
+    Pin(Pin&& other) noexcept = default;
+    Pin& operator=(Pin&& other) noexcept;
+    ~Pin() { release(); }
+
+    std::byte* data() const;  // start of the region
+    std::uint64_t length() const;
+    RegionKey key() const;
+    // Address of a range of the region; kOutOfRange if it leaves it.
+    Result<std::byte*> at(std::uint64_t offset, std::uint64_t length) const;
+    bool held() const { return region_ != nullptr; }
+    void release();
+
+   private:
+    friend class RegionTable;
+    explicit Pin(std::shared_ptr<Region> region) : region_(std::move(region)) {}
+    std::shared_ptr<Region> region_;
+  };
+
+  // `directory` may be null (no same-host peers); else it outlives the table.
+  RegionTable(RegionDirectoryWriter* directory, bool advise_huge_pages);
+  ~RegionTable();
+  RegionTable(const RegionTable&) = delete;
+  RegionTable& operator=(const RegionTable&) = delete;
+
+  // kInvalidArgument (null, empty, unmapped, wrapped range, name too long, access bits), kUnsupported (kind that this
+  // build cannot reach, by name), kResourceExhausted (kMaxRegions).
+  Result<RegionInfo> add(RegionSource source);
+
+  // By the exact key, for whatever a peer names: kNotFound, kStale.
+  Result<Pin> pin(RegionKey key) const;
+  // pin() plus access and range checks for a request of a peer: kPermissionDenied, kOutOfRange. `op` as the peer sees
+  // it.
+  Result<Pin> pin_for_peer(RegionKey key, std::uint64_t offset, std::uint64_t length, Op op) const;
+  // By id, whichever generation lives there now, for our own user's pieces.
+  Result<RegionInfo> find(std::uint32_t id) const;
+  std::vector<RegionInfo> list() const;  // by id
+
+  // Called by remove() after the region was hidden, to wait for peers that copy without asking. Set once, before use.
+  void set_quiesce(std::function<Status(Deadline)> quiesce);
+  // Hides the region, then waits. kDeadlineExceeded: still in use; it stays hidden, and remove() may be called again.
+  Status remove(RegionKey key, Deadline deadline);
+
+ private:
+  struct Slot {
+    std::uint32_t generation = 0;
+    std::shared_ptr<Region> region;  // null: free
+  };
+  Result<std::shared_ptr<Region>> lookup(RegionKey key, bool hidden_too) const;  // mutex_ held
+  Result<std::uint32_t> free_slot();                                             // mutex_ held
+
+  RegionDirectoryWriter* const directory_;
+  const bool advise_huge_pages_;
+  mutable std::mutex mutex_;  // guards slots_ and the directory
+  std::vector<Slot> slots_;   // index = id - 1
+  std::function<Status(Deadline)> quiesce_;
+};
+
+}  // namespace kvferry

@@ -1,0 +1,28 @@
+// The proof of the shared secret, and the checks that both ends make. Pure: no sockets, no clock.
+#pragma once
+
+#include <string_view>
+
+#include "base/bytes.h"
+#include "wire/messages.h"
+
+namespace kvferry::wire {
+
+enum class Role : std::uint8_t { kInitiator = 1, kAcceptor = 2 };
+
+// HMAC-SHA-256(secret, "kvferry handshake 1" || role || u32 length of hello || hello || ack without its last 32 bytes).
+// Covers both nonces, both node ids, purpose and versions. Zeros if the secret is empty.
+Digest handshake_proof(std::string_view secret, Role role, ByteView hello_body, ByteView ack_body);
+
+// What the acceptor finds wrong with a HELLO: kUnsupported (no common version), kIdentityMismatch (the message names
+// both nodes and `self_endpoint`), kUnauthenticated (only one side has a secret), kInvalidArgument (its own node id).
+Status check_hello(const Hello& hello, const NodeId& self, std::string_view self_endpoint, bool has_secret);
+
+// What the initiator finds wrong with the answer: as above, plus a wrong proof.
+Status check_hello_ack(const HelloAck& ack, ByteView ack_body, const Hello& hello, ByteView hello_body,
+                       std::string_view secret);
+
+// Acceptor, about AUTH.
+Status check_auth(const Auth& auth, ByteView hello_body, ByteView ack_body, std::string_view secret);
+
+}  // namespace kvferry::wire
