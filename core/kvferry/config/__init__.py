@@ -1,0 +1,37 @@
+"""Settings: one schema, one precedence, and an account of where each value came from.
+
+Precedence, highest first: argument (command-line flag, or the JSON given to a connector), environment
+(`KVFERRY_<SECTION>_<KEY>`), file (`KVFERRY_CONFIG`, else `./kvferry.toml`, else `/etc/kvferry.toml`),
+default.
+
+The only package that reads the environment.
+"""
+
+from __future__ import annotations
+
+from kvferry.config.explain import explain, explain_rows, to_markdown
+from kvferry.config.fields import Field, all_fields, check_options
+from kvferry.config.loader import load_config
+from kvferry.config.logs import apply_log_options
+from kvferry.config.schema import Config, HandoffOptions, LogOptions, RouterOptions, TransferOptions
+from kvferry.config.units import format_duration, format_size, parse_duration, parse_size
+
+__all__ = [
+    "Config",
+    "Field",
+    "HandoffOptions",
+    "LogOptions",
+    "RouterOptions",
+    "TransferOptions",
+    "all_fields",
+    "apply_log_options",
+    "check_options",
+    "explain",
+    "explain_rows",
+    "format_duration",
+    "format_size",
+    "load_config",
+    "parse_duration",
+    "parse_size",
+    "to_markdown",
+]

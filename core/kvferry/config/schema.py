@@ -1,0 +1,220 @@
+"""Every setting of KVFerry: its type, default, limits, unit and what it does.
+
+The text beside a field is its documentation: `docs/configuration.md`, `kvferry config` and the error messages
+are made from it. Add a field only together with the code that obeys it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Literal
+
+import msgspec
+from msgspec import Meta
+
+MAX_SECONDS = 86400.0
+SECRET_MASK = "********"  # noqa: S105  (what is shown in place of a secret)
+
+
+def _seconds(description: str, *, ge: float = 0.001) -> Meta:
+    """Describe a duration of at most a day, accepted as seconds or as text such as `500ms`."""
+    return Meta(description=description, extra={"unit": "seconds"}, ge=ge, le=MAX_SECONDS)
+
+
+def _size(description: str, *, ge: int, le: int) -> Meta:
+    """Describe a number of bytes, accepted as an integer or as text such as `4MiB`."""
+    return Meta(description=description, extra={"unit": "bytes"}, ge=ge, le=le)
+
+
+class Options(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Base of the sections. Immutable; its repr never shows a secret."""
+
+    def __repr__(self) -> str:
+        shown = []
+        for name in self.__struct_fields__:
+            value = getattr(self, name)
+            shown.append(f"{name}={SECRET_MASK if value and is_secret(name) else repr(value)}")
+        return f"{type(self).__name__}({', '.join(shown)})"
+
+
+def is_secret(name: str) -> bool:
+    """Say whether the value of the field called `name` must never be printed."""
+    return name.endswith("_secret")
+
+
+class TransferOptions(Options, frozen=True, kw_only=True):
+    """The transfer engine of this process: addresses, transports, limits, deadlines."""
+
+    bind: Annotated[
+        str,
+        Meta(
+            min_length=1,
+            description="Address and port to listen on, `host:port` or `[ipv6]:port`. Port 0 lets the kernel "
+            "choose a free one, which is then published to peers. An address other than loopback "
+            "needs `cluster_secret`.",
+        ),
+    ] = "127.0.0.1:0"
+    advertise: Annotated[
+        str,
+        Meta(
+            description="Address that peers are told to connect to, when it differs from `bind` (NAT, "
+            "wildcard bind). Port 0 or none means the bound port. Empty: the bound address."
+        ),
+    ] = ""
+    transports: Annotated[
+        tuple[Literal["shm", "tcp"], ...],
+        Meta(
+            min_length=1,
+            max_length=2,
+            description="Transports that may be used, best first. `shm` moves data between processes of one "
+            "host without a socket; `tcp` works everywhere.",
+        ),
+    ] = ("shm", "tcp")
+    allow_fallback: Annotated[
+        bool,
+        Meta(
+            description="Whether a transport further down the list may be used when the first one cannot "
+            "reach a peer. When false, that is an error."
+        ),
+    ] = True
+    cluster_secret: Annotated[
+        str,
+        Meta(
+            description="Shared secret of the cluster: both ends prove that they know it before anything "
+            "else is said. At least 16 bytes; required unless `bind` is loopback. Never printed."
+        ),
+    ] = ""
+    cluster_secret_file: Annotated[
+        str,
+        Meta(
+            description="File that holds the cluster secret (surrounding white space is dropped); keeps the "
+            "secret out of command lines and the environment. Give either this or `cluster_secret`."
+        ),
+    ] = ""
+    tcp_streams: Annotated[
+        int, Meta(ge=1, le=64, description="Data connections per peer on `tcp`, one thread each.")
+    ] = 2
+    shm_lanes: Annotated[int, Meta(ge=1, le=64, description="Copying threads per peer on `shm`.")] = 1
+    slice_bytes: Annotated[
+        int,
+        _size(
+            "A transfer is cut into slices of about this size, so that small transfers are not held "
+            "up by big ones.",
+            ge=64 << 10,
+            le=1 << 30,
+        ),
+    ] = 4 << 20
+    max_connections: Annotated[
+        int, Meta(ge=1, le=65536, description="Incoming connections kept at once; one more is refused.")
+    ] = 1024
+    checksum: Annotated[
+        bool, Meta(description="CRC32C over every piece moved by `tcp`; a wrong one fails the piece.")
+    ] = False
+    advise_huge_pages: Annotated[
+        bool,
+        Meta(description="Ask the kernel for huge pages (MADV_HUGEPAGE) for registered anonymous memory."),
+    ] = True
+    connect_timeout_s: Annotated[
+        float, _seconds("Time allowed for reaching a peer and for the handshake.")
+    ] = 5.0
+    transfer_timeout_s: Annotated[
+        float, _seconds("Deadline of a transfer that was given none; what is unfinished then fails.")
+    ] = 30.0
+    idle_probe_s: Annotated[
+        float,
+        _seconds(
+            "A connection silent for this long is probed; after three unanswered probes the peer is lost."
+        ),
+    ] = 5.0
+    fault_plan: Annotated[
+        str, Meta(description="For tests only: faults to inject into transfers. Empty: none.")
+    ] = ""
+
+
+class HandoffOptions(Options, frozen=True, kw_only=True):
+    """Handing a request's KV cache from a prefill engine to a decode engine."""
+
+    lease_s: Annotated[
+        float,
+        _seconds(
+            "How long a prefill engine keeps the blocks of a finished prompt without hearing from the "
+            "decode engine, which renews the lease every quarter of it. After that the blocks are "
+            "freed.",
+            ge=1,
+        ),
+    ] = 30.0
+    load_timeout_s: Annotated[
+        float,
+        _seconds(
+            "Time allowed for loading one request's KV cache, queueing included; then it is recomputed."
+        ),
+    ] = 30.0
+    connect_timeout_s: Annotated[
+        float, _seconds("Time allowed for the first contact with a prefill engine.")
+    ] = 5.0
+    max_concurrent_loads: Annotated[
+        int,
+        Meta(ge=1, le=1024, description="Requests loaded at the same time by one worker; the rest queue."),
+    ] = 8
+
+
+class RouterOptions(Options, frozen=True, kw_only=True):
+    """The HTTP front that sends each request to a prefill and a decode server."""
+
+    host: Annotated[str, Meta(min_length=1, description="Address to listen on.")] = "127.0.0.1"
+    port: Annotated[int, Meta(ge=0, le=65535, description="Port to listen on; 0 lets the kernel choose.")] = (
+        8000
+    )
+    prefill: Annotated[
+        tuple[str, ...], Meta(description="Base URLs of the prefill servers, e.g. `http://127.0.0.1:8100`.")
+    ] = ()
+    decode: Annotated[
+        tuple[str, ...], Meta(description="Base URLs of the decode servers. At least one is needed.")
+    ] = ()
+    request_timeout_s: Annotated[
+        float, _seconds("Time allowed for a whole request, from its arrival to the last byte of the answer.")
+    ] = 600.0
+    prefill_timeout_s: Annotated[
+        float,
+        _seconds("Time allowed for the prefill step; then the decode server computes the prompt itself."),
+    ] = 120.0
+    connect_timeout_s: Annotated[float, _seconds("Time allowed for opening a connection to a server.")] = 5.0
+    max_body_bytes: Annotated[
+        int,
+        _size(
+            "Largest request body accepted; a larger one is refused with status 413.", ge=1 << 10, le=1 << 30
+        ),
+    ] = 32 << 20
+
+
+class LogOptions(Options, frozen=True, kw_only=True):
+    """What is logged."""
+
+    level: Annotated[
+        Literal["debug", "info", "warning", "error"],
+        Meta(
+            description="Lowest level logged. `debug` has one line per request with peer, transport, bytes "
+            "and time."
+        ),
+    ] = "info"
+    summary_interval_s: Annotated[
+        float, _seconds("How often a line that sums up the transfers is logged at level `info`.", ge=1)
+    ] = 60.0
+
+
+class Config(msgspec.Struct, frozen=True, kw_only=True):
+    """All sections, and for each key where its value came from."""
+
+    transfer: TransferOptions = TransferOptions()
+    handoff: HandoffOptions = HandoffOptions()
+    router: RouterOptions = RouterOptions()
+    log: LogOptions = LogOptions()
+    sources: Mapping[str, str] = {}
+
+
+SECTIONS: Mapping[str, type[Options]] = {
+    "transfer": TransferOptions,
+    "handoff": HandoffOptions,
+    "router": RouterOptions,
+    "log": LogOptions,
+}
