@@ -1,0 +1,14 @@
+"""How KV cache blocks lie in memory, whether two engines' caches fit together, and which bytes to move.
+
+`KVGeometry` describes one engine rank's cache; it is exchanged at first contact as the transfer engine's
+metadata. `check_compatible` refuses pairs that cannot be mapped; `map_blocks` turns block ids into pieces to
+transfer.
+"""
+
+from __future__ import annotations
+
+from kvferry.layout.compatibility import check_compatible
+from kvferry.layout.geometry import MAX_ENCODED_BYTES, KVGeometry, KVGroup
+from kvferry.layout.mapping import map_blocks
+
+__all__ = ["MAX_ENCODED_BYTES", "KVGeometry", "KVGroup", "check_compatible", "map_blocks"]

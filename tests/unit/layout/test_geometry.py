@@ -1,0 +1,129 @@
+from __future__ import annotations
+
+import msgspec
+import pytest
+from msgspec.structs import replace
+
+import _kvgrid as kvgrid
+from kvferry.errors import GeometryMismatchError, InvalidArgumentError, ProtocolError
+from kvferry.layout import MAX_ENCODED_BYTES, KVGeometry, KVGroup, check_compatible
+
+PLAIN = kvgrid.geometry("NHD", 32, 8, "bfloat16", layers=32)
+
+
+def with_group(geometry: KVGeometry = PLAIN, **changes: object) -> KVGeometry:
+    return replace(geometry, groups=(replace(geometry.groups[0], **changes),))
+
+
+OPAQUE = with_group(layout="OPAQUE", kv_split="FUSED", opaque_tag="cpu/avx2")
+
+
+def test_encode_decode_round_trip():
+    assert KVGeometry.decode(PLAIN.encode()) == PLAIN
+
+
+def test_encode_refuses_more_than_a_peer_accepts():
+    names = tuple(f"{i:0>200}" for i in range(1000))
+    with pytest.raises(InvalidArgumentError, match="bytes encoded"):
+        with_group(layer_names=names).encode()
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"",
+        b"\xff" * 100,
+        b"\x80\x04cos\nsystem\n(S'true'\ntR.",
+        b"\x91" * 10_000 + b"\x01",
+        b"\xc0" * (MAX_ENCODED_BYTES + 1),
+        msgspec.msgpack.encode({"model": "m"}),
+        PLAIN.encode()[:-1],
+        msgspec.msgpack.encode({**msgspec.to_builtins(PLAIN), "extra": 1}),
+        msgspec.msgpack.encode({**msgspec.to_builtins(PLAIN), "block_size": 2**63}),
+        msgspec.msgpack.encode({**msgspec.to_builtins(PLAIN), "block_size": "32"}),
+        msgspec.msgpack.encode({**msgspec.to_builtins(PLAIN), "block_size": 31}),
+        msgspec.msgpack.encode({**msgspec.to_builtins(PLAIN), "tp_rank": 1}),
+    ],
+)
+def test_decode_refuses_what_no_peer_may_send(data):
+    with pytest.raises(ProtocolError):
+        KVGeometry.decode(data)
+
+
+def test_geometry_refuses_a_layer_listed_twice():
+    with pytest.raises(InvalidArgumentError, match="'a' is listed twice"):
+        with_group(layer_names=("a", "b", "a"))
+
+
+def test_geometry_refuses_padded_blocks_of_known_layout():
+    with pytest.raises(InvalidArgumentError, match="use OPAQUE"):
+        with_group(block_bytes=PLAIN.groups[0].block_bytes + 64)
+
+
+def test_geometry_refuses_split_opaque_blocks():
+    with pytest.raises(InvalidArgumentError, match="FUSED or LATENT"):
+        with_group(layout="OPAQUE", kv_split="KV_OUTER")
+
+
+MISMATCHES = [
+    (PLAIN, replace(PLAIN, model="other"), "model: ours grid, theirs other"),
+    (replace(PLAIN, revision="a"), replace(PLAIN, revision="b"), "revision: ours a, theirs b"),
+    (PLAIN, replace(PLAIN, dtype="fp8_e4m3"), "dtype: ours bfloat16, theirs fp8_e4m3"),
+    (PLAIN, replace(PLAIN, tp_size=2), "tp_size: ours 1, theirs 2"),
+    (replace(PLAIN, tp_size=2), replace(PLAIN, tp_size=2, tp_rank=1), "tp_rank: ours 0, theirs 1"),
+    (PLAIN, replace(PLAIN, pp_size=2), "pp_size: ours 1, theirs 2"),
+    (replace(PLAIN, pp_size=2), replace(PLAIN, pp_size=2, pp_rank=1), "pp_rank: ours 0, theirs 1"),
+    (PLAIN, kvgrid.geometry("NHD", 32, 8, "bfloat16", layers=31), "number of layers: ours 32, theirs 31"),
+    (PLAIN, with_group(layer_names=tuple(f"x.{i}" for i in range(32))),
+     "layer name: ours layers.0, theirs x.0"),
+    (PLAIN, with_group(kind="sliding_window"), "kind: ours full, theirs sliding_window"),
+    (kvgrid.geometry("NHD", 32, 4, "bfloat16", layers=32), PLAIN, "kv_heads: ours 4, theirs 8"),
+    (PLAIN, kvgrid.geometry("NHD", 32, 8, "bfloat16", layers=32, head_dim=8), "head_dim: ours 4, theirs 8"),
+    (PLAIN, kvgrid.geometry("NHD", 24, 8, "bfloat16", layers=32), "block_size: ours 32, theirs 24"),
+    (PLAIN, kvgrid.geometry("NHD", 32, 8, "bfloat16", layers=32, kv_split="LATENT"),
+     "kv_split: ours KV_INNER, theirs LATENT"),
+    (PLAIN, OPAQUE, "layout: ours NHD, theirs OPAQUE"),
+    (OPAQUE, PLAIN, "layout: ours OPAQUE, theirs NHD"),
+    (OPAQUE, replace(OPAQUE, block_size=64), "block_size: ours 32, theirs 64"),
+    (OPAQUE, with_group(OPAQUE, opaque_tag="cpu/avx512"), "opaque_tag: ours cpu/avx2, theirs cpu/avx512"),
+    (OPAQUE, with_group(OPAQUE, block_bytes=77), "block_bytes: ours 4096, theirs 77"),
+    (PLAIN, with_group(block_bytes=2048), "bytes per head row: ours 8, theirs 4"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("ours", "theirs", "sentence"), MISMATCHES)
+def test_check_compatible_names_field_and_both_values(ours, theirs, sentence):
+    with pytest.raises(GeometryMismatchError) as caught:
+        check_compatible(ours, theirs)
+    message = str(caught.value)
+    assert message.startswith(sentence + "; ")
+    assert "\n" not in message
+
+
+def test_check_compatible_names_the_group_when_there_are_several():
+    second = KVGroup(
+        layer_names=("w",), kv_heads=1, head_dim=4, block_bytes=512, num_blocks=4, kind="sliding"
+    )
+    ours = replace(PLAIN, groups=(*PLAIN.groups, second))
+    theirs = replace(PLAIN, groups=(*PLAIN.groups, replace(second, kv_heads=2)))
+    with pytest.raises(GeometryMismatchError, match=r"^group 1 kv_heads: ours 1, theirs 2"):
+        check_compatible(ours, theirs)
+    with pytest.raises(GeometryMismatchError, match=r"^number of KV cache groups: ours 2, theirs 1"):
+        check_compatible(ours, PLAIN)
+
+
+@pytest.mark.parametrize(
+    "theirs",
+    [
+        PLAIN,
+        OPAQUE,
+        replace(PLAIN, revision="only one side knows"),
+        with_group(num_blocks=999),
+        kvgrid.geometry("HND", 64, 8, "bfloat16", layers=32),
+        kvgrid.geometry("NHD", 16, 8, "bfloat16", layers=32, kv_split="KV_OUTER"),
+    ],
+)
+def test_check_compatible_accepts_what_can_be_mapped(theirs):
+    ours = OPAQUE if theirs is OPAQUE else PLAIN
+    check_compatible(ours, theirs)
+    check_compatible(theirs, ours)
