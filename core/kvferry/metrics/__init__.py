@@ -1,0 +1,20 @@
+"""Metrics: one table of definitions, and registries made from it.
+
+`prometheus_client` is imported only when a registry is made.
+"""
+
+from __future__ import annotations
+
+from kvferry.metrics.registry import MetricRegistry
+from kvferry.metrics.table import METRICS, Kind, Metric, definition, lint, metrics_of, to_markdown
+
+__all__ = [
+    "METRICS",
+    "Kind",
+    "Metric",
+    "MetricRegistry",
+    "definition",
+    "lint",
+    "metrics_of",
+    "to_markdown",
+]

@@ -1,0 +1,193 @@
+"""Every metric of KVFerry as data: name, kind, labels, help.
+
+A metric is added here together with the code that sets it; its reference page is made from this table.
+Names follow Prometheus: counters end in `_total`, the unit (`_bytes`, `_seconds`) stands before that.
+"""
+
+from __future__ import annotations
+
+import difflib
+import enum
+import re
+from collections.abc import Iterable, Iterator
+from typing import NamedTuple
+
+from kvferry.errors import NotFoundError
+
+SECONDS_BUCKETS = (
+    0.001,
+    0.0025,
+    0.005,
+    0.01,
+    0.025,
+    0.05,
+    0.1,
+    0.25,
+    0.5,
+    1.0,
+    2.5,
+    5.0,
+    10.0,
+    30.0,
+    60.0,
+    300.0,
+)
+
+
+class Kind(enum.Enum):
+    """What a metric may do: only grow, go both ways, or count observations by size."""
+
+    COUNTER = "counter"
+    GAUGE = "gauge"
+    HISTOGRAM = "histogram"
+
+
+class Metric(NamedTuple):
+    """One metric. Label values must come from a small set: no request ids, no addresses a client chooses."""
+
+    name: str
+    kind: Kind
+    help: str
+    labels: tuple[str, ...] = ()
+    buckets: tuple[float, ...] = ()
+
+    @property
+    def group(self) -> str:
+        """The part of KVFerry it belongs to: the word after `kvferry_`."""
+        return self.name.split("_")[1]
+
+
+METRICS: tuple[Metric, ...] = (
+    # router: received = done + failed + cancelled + refused + in flight, at any moment
+    Metric(
+        "kvferry_router_requests_received_total",
+        Kind.COUNTER,
+        "Requests that reached the router.",
+        ("endpoint",),
+    ),
+    Metric(
+        "kvferry_router_requests_total",
+        Kind.COUNTER,
+        "Requests that ended, by outcome: done, failed, cancelled (client went away) or refused.",
+        ("endpoint", "outcome"),
+    ),
+    Metric(
+        "kvferry_router_requests_in_flight",
+        Kind.GAUGE,
+        "Requests received and not ended yet.",
+        ("endpoint",),
+    ),
+    Metric(
+        "kvferry_router_request_seconds",
+        Kind.HISTOGRAM,
+        "Time from a request's arrival to the end of its answer.",
+        ("endpoint",),
+        SECONDS_BUCKETS,
+    ),
+    Metric(
+        "kvferry_router_first_byte_seconds",
+        Kind.HISTOGRAM,
+        "Time from a request's arrival to the first byte of its answer (streaming: time to first token).",
+        ("endpoint",),
+        SECONDS_BUCKETS,
+    ),
+    Metric(
+        "kvferry_router_prefill_seconds",
+        Kind.HISTOGRAM,
+        "Time of the prefill step of a request that had one.",
+        (),
+        SECONDS_BUCKETS,
+    ),
+    Metric(
+        "kvferry_router_prefill_fallbacks_total",
+        Kind.COUNTER,
+        "Requests served by a decode server alone, by reason.",
+        ("reason",),
+    ),
+    Metric(
+        "kvferry_router_backend_requests_total",
+        Kind.COUNTER,
+        "Requests sent to a server, by role (prefill, decode) and outcome (done, failed, cancelled).",
+        ("role", "backend", "outcome"),
+    ),
+    Metric(
+        "kvferry_router_backend_up",
+        Kind.GAUGE,
+        "1 while a server answers, else 0.",
+        ("role", "backend"),
+    ),
+)
+
+
+def metrics_of(group: str) -> tuple[Metric, ...]:
+    """Return the metrics of one part, e.g. `router`."""
+    return tuple(metric for metric in METRICS if metric.group == group)
+
+
+def definition(name: str) -> Metric:
+    """Return the definition of one metric. Raises NotFoundError with the nearest name."""
+    for metric in METRICS:
+        if metric.name == name:
+            return metric
+    close = difflib.get_close_matches(name, [metric.name for metric in METRICS], n=1)
+    hint = f", did you mean {close[0]}?" if close else ""
+    raise NotFoundError(f"no metric is called {name}{hint}")
+
+
+_NAME = re.compile(r"kvferry_[a-z]+(_[a-z0-9]+)+")
+_UNITS = {"ms", "us", "milliseconds", "minutes", "kb", "mb", "kib", "mib", "percent"}
+_HISTOGRAM_UNITS = ("_seconds", "_bytes", "_blocks", "_tokens")
+_RESERVED_SUFFIXES = ("_sum", "_count", "_bucket", "_created", "_info")
+
+
+def lint(metrics: Iterable[Metric]) -> list[str]:
+    """Return what is wrong with names, labels and help texts, one sentence each."""
+    problems: list[str] = []
+    seen: set[str] = set()
+    for metric in metrics:
+        problems.extend(f"{metric.name}: {problem}" for problem in _lint_one(metric))
+        if metric.name in seen:
+            problems.append(f"{metric.name}: defined twice")
+        seen.add(metric.name)
+    return problems
+
+
+def _lint_one(metric: Metric) -> Iterator[str]:
+    if not _NAME.fullmatch(metric.name):
+        yield "name is not kvferry_<group>_<what>, in lower case"
+    if (metric.kind is Kind.COUNTER) != metric.name.endswith("_total"):
+        yield "counters, and only they, end in _total"
+    if metric.kind is Kind.HISTOGRAM and not metric.name.endswith(_HISTOGRAM_UNITS):
+        yield f"a histogram ends in its unit, one of {', '.join(_HISTOGRAM_UNITS)}"
+    if (metric.kind is Kind.HISTOGRAM) != bool(metric.buckets):
+        yield "histograms, and only they, have buckets"
+    if list(metric.buckets) != sorted(set(metric.buckets)):
+        yield "buckets are not in rising order"
+    if metric.name.endswith(_RESERVED_SUFFIXES):
+        yield "suffix is reserved by Prometheus"
+    if bad := _UNITS & set(metric.name.split("_")):
+        yield f"unit {'/'.join(sorted(bad))} is not a base unit (seconds, bytes)"
+    if any(not re.fullmatch(r"[a-z_]+", label) or label in ("le", "quantile") for label in metric.labels):
+        yield "a label is reserved or not lower case"
+    if not metric.help.endswith("."):
+        yield "help is not a sentence"
+
+
+_INTRODUCTION = """\
+# Metrics
+
+<!-- Generated from core/kvferry/metrics/table.py by tools/generate_docs.py; do not edit. -->
+
+"""
+
+
+def to_markdown() -> str:
+    """Return the reference page of all metrics."""
+    parts = [_INTRODUCTION]
+    for group in dict.fromkeys(metric.group for metric in METRICS):
+        parts.append(f"## {group}\n\n| metric | kind | labels | meaning |\n| --- | --- | --- | --- |\n")
+        for metric in metrics_of(group):
+            labels = ", ".join(f"`{label}`" for label in metric.labels)
+            parts.append(f"| `{metric.name}` | {metric.kind.value} | {labels} | {metric.help} |\n")
+        parts.append("\n")
+    return "".join(parts).rstrip("\n") + "\n"
