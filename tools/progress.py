@@ -1,0 +1,82 @@
+"""Plain progress output with elapsed seconds, and commands run with their output kept in a log file."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+_START = time.monotonic()
+
+
+class ToolError(Exception):
+    """Something the user has to know about; the text says what failed and what to do."""
+
+
+def say(text: str) -> None:
+    """Print one progress line with the seconds since the start."""
+    print(f"[{time.monotonic() - _START:6.1f} s] {text}", flush=True)
+
+
+def tail(path: Path, lines: int = 30) -> str:
+    """The last `lines` lines of a text file; a sentence when it cannot be read."""
+    try:
+        with path.open("rb") as file:
+            file.seek(0, os.SEEK_END)
+            file.seek(max(0, file.tell() - 64 * 1024))
+            text = file.read().decode("utf-8", "replace")
+    except OSError as error:
+        return f"({path} cannot be read: {error})"
+    return "\n".join(text.splitlines()[-lines:])
+
+
+def run_logged(
+    command: Sequence[object],
+    log: Path,
+    label: str,
+    *,
+    timeout_s: float = 1800.0,
+    env: Mapping[str, str] | None = None,
+    cwd: Path | None = None,
+) -> None:
+    """Run a command with its output appended to `log`, showing the label and, now and then, that it is alive.
+
+    Raises ToolError with the end of the log when it fails or takes longer than `timeout_s`.
+    """
+    say(label)
+    log.parent.mkdir(parents=True, exist_ok=True)
+    started = time.monotonic()
+    next_note = started + 20.0
+    with log.open("ab") as out:
+        process = subprocess.Popen(
+            [str(part) for part in command],
+            stdin=subprocess.DEVNULL,
+            stdout=out,
+            stderr=subprocess.STDOUT,
+            env=None if env is None else dict(env),
+            cwd=cwd,
+        )
+        try:
+            while process.poll() is None:
+                now = time.monotonic()
+                if now - started > timeout_s:
+                    raise ToolError(f"{label}: no end after {timeout_s:.0f} s\n{tail(log)}\nlog: {log}")
+                if now >= next_note:
+                    say(f"  ... {label} ({now - started:.0f} s)")
+                    next_note = now + 20.0
+                time.sleep(0.1)
+        finally:
+            if process.poll() is None:
+                process.kill()
+                process.wait()
+    if process.returncode != 0:
+        raise ToolError(f"{label}: failed with exit status {process.returncode}\n{tail(log)}\nlog: {log}")
+
+
+def fail(error: BaseException) -> int:
+    """Print an error for the user and return the exit status 1."""
+    print(f"\nerror: {error}", file=sys.stderr, flush=True)
+    return 1

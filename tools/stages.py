@@ -1,0 +1,159 @@
+"""What ./test runs: each stage as a list of commands, made when its turn comes."""
+
+from __future__ import annotations
+
+import os
+import platform
+import shutil
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from tools.envs import ROOT, ensure_env, ensure_overlay, ensure_wheel, python_of
+from tools.models import ensure_model
+
+NATIVE = ROOT / "native"
+_PYTHON_FOLDERS = ("core", "connectors", "tests", "tools", "benchmarks", "examples")
+_TEXT = (*_PYTHON_FOLDERS, "native", "docs", "README.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "SECURITY.md",
+         "CHANGELOG.md", "demo", "test")  # fmt: skip
+_SANITIZER_ENV = {
+    "ASAN_OPTIONS": "detect_leaks=1:strict_string_checks=1:detect_stack_use_after_return=1",
+    "UBSAN_OPTIONS": "print_stacktrace=1",
+    "TSAN_OPTIONS": "halt_on_error=1:second_deadlock_stack=1",
+}
+
+
+@dataclass(frozen=True)
+class Command:
+    """One program run of a stage; `needed` ones end the stage when they fail."""
+
+    label: str
+    argv: Sequence[object]
+    env: dict[str, str] = field(default_factory=dict)
+    cwd: Path | None = None
+    timeout_s: float = 900.0
+    needed: bool = False
+
+
+@dataclass(frozen=True)
+class Context:
+    """What the command line asked for."""
+
+    fast: bool
+    pytest_args: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Stage:
+    """A named part of the suite."""
+
+    name: str
+    what: str
+    commands: Callable[[Context], list[Command]]
+    fast: bool = False
+
+
+def _present(names: Sequence[str]) -> list[str]:
+    return [name for name in names if (ROOT / name).exists()]
+
+
+def _dev_path() -> dict[str, str]:
+    """The development tools (cmake, ninja, clang-format, ...) come first in PATH."""
+    return {"PATH": f"{ensure_env('dev') / 'bin'}:{os.environ.get('PATH', '')}"}
+
+
+def _lint(_context: Context) -> list[Command]:
+    tools = ensure_env("dev") / "bin"
+    cpp = sorted(str(file) for suffix in ("*.h", "*.cc") for file in NATIVE.rglob(suffix))
+    python = _present(_PYTHON_FOLDERS)
+    return [
+        Command("ruff check", [tools / "ruff", "check", *python]),
+        Command("ruff format --check", [tools / "ruff", "format", "--check", *python]),
+        Command("clang-format", [tools / "clang-format", "--dry-run", "-Werror", "--style=file", *cpp]),
+        Command("mypy --strict", [tools / "mypy"]),
+        Command("mypy --strict tools", [tools / "mypy", "--strict", "-p", "tools"]),
+        Command("codespell", [tools / "codespell", *_present(_TEXT)]),
+    ]
+
+
+def _stubs(_context: Context) -> list[Command]:
+    overlay = python_of(ensure_overlay("dev"))
+    return [Command("stubs match the native module", [overlay, ROOT / "tools" / "stubs.py", "--check"])]
+
+
+def _native(preset: str) -> Callable[[Context], list[Command]]:
+    def commands(_context: Context) -> list[Command]:
+        env = {**_dev_path(), **_SANITIZER_ENV}
+        # ThreadSanitizer of gcc 12 cannot place its shadow memory under wide address randomisation.
+        fixed = ["setarch", platform.machine(), "-R"] if preset == "tsan" and shutil.which("setarch") else []
+        ctest = [*fixed, "ctest", "--preset", preset, "--no-tests=error", "-j", "1"]
+        return [
+            Command(f"cmake --preset {preset}", ["cmake", "--preset", preset], env, NATIVE, needed=True),
+            Command(f"build {preset}", ["cmake", "--build", "--preset", preset], env, NATIVE, needed=True),
+            Command(f"ctest {preset}", ctest, env, NATIVE),
+        ]
+
+    return commands
+
+
+def _fuzz(_context: Context) -> list[Command]:
+    return [
+        Command(
+            "fuzz each decoder for a short time", ["bash", NATIVE / "fuzz" / "run.sh"], _dev_path(), NATIVE
+        )
+    ]
+
+
+def _pytest(context: Context, label: str, *arguments: str, env: dict[str, str], timeout_s: float) -> Command:
+    python = python_of(ensure_overlay("dev"))
+    argv = [python, "-m", "pytest", "-p", "no:cacheprovider", *arguments, *context.pytest_args]
+    return Command(label, argv, {**_dev_path(), **env}, timeout_s=timeout_s)
+
+
+def _python(context: Context) -> list[Command]:
+    chosen = "not engine and not slow" if context.fast else "not engine"
+    wheel = {"KVFERRY_TEST_WHEEL": str(ensure_wheel())}
+    ignored = ["--ignore=tests/packaging", "--ignore=tests/engines"]
+    return [_pytest(context, f"pytest ({chosen})", "-m", chosen, *ignored, env=wheel, timeout_s=900.0)]
+
+
+def _packaging(context: Context) -> list[Command]:
+    wheel = {"KVFERRY_TEST_WHEEL": str(ensure_wheel())}
+    return [_pytest(context, "pytest tests/packaging", "tests/packaging", env=wheel, timeout_s=600.0)]
+
+
+def _engines(context: Context) -> list[Command]:
+    env = {"KVFERRY_VLLM_PYTHON": str(python_of(ensure_overlay("vllm")))}
+    for name in ("tiny", "sliding", "smollm2"):
+        env[f"KVFERRY_MODEL_{name.upper()}"] = str(ensure_model(name))
+    arguments = ["tests/engines", "--durations=15"]
+    return [_pytest(context, "pytest tests/engines", *arguments, env=env, timeout_s=1500.0)]
+
+
+def _setup(_context: Context) -> list[Command]:
+    python = python_of(ensure_overlay("dev"))
+    return [Command("kvferry --version", [python, "-m", "kvferry.cli", "--version"])]
+
+
+ALL: tuple[Stage, ...] = (
+    Stage("setup", "environments and KVFerry's wheel", _setup, fast=True),
+    Stage("lint", "ruff, clang-format, mypy, codespell", _lint, fast=True),
+    Stage("stubs", "the native module's type stubs", _stubs, fast=True),
+    Stage("native", "C++ tests, warnings as errors", _native("release"), fast=True),
+    Stage("python", "Python tests", _python, fast=True),
+    Stage("packaging", "wheel, house limits", _packaging),
+    Stage("asan", "C++ tests under AddressSanitizer and UBSan", _native("asan")),
+    Stage("tsan", "C++ tests under ThreadSanitizer", _native("tsan")),
+    Stage("fuzz", "fuzzing of the wire decoders", _fuzz),
+    Stage("engines", "real inference engines", _engines),
+)
+
+
+def names() -> list[str]:
+    """The names of all stages, in order."""
+    return [stage.name for stage in ALL]
+
+
+if sys.version_info < (3, 11):
+    raise SystemExit("the suite needs Python 3.11 or later")
