@@ -32,6 +32,7 @@ class Endpoint {
   bool operator==(const Endpoint&) const = default;
 
  private:
+  friend struct EndpointParser;
   Family family_ = Family::kIPv4;
   std::string host_ = "127.0.0.1";
   std::uint16_t port_ = 0;

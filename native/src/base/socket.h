@@ -51,7 +51,7 @@ struct Accepted {
   Endpoint remote;  // of a unix peer that did not bind: Family::kUnix with an empty host
 };
 
-// TCP: SO_REUSEADDR; IPv6 sockets are IPv6 only unless the wildcard is asked for. Port 0: see local_endpoint.
+// TCP: SO_REUSEADDR; the IPv6 wildcard takes IPv4 as well. Port 0: see local_endpoint. A unix path must be free.
 Result<UniqueFd> listen_on(const Endpoint& endpoint, int backlog);
 Result<Endpoint> local_endpoint(int fd);
 // TCP_NODELAY is set on TCP. The status names the endpoint.
