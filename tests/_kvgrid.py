@@ -57,11 +57,37 @@ def as_tokens(geometry: KVGeometry, flat: np.ndarray) -> np.ndarray:
         view = items.reshape(2, block, *inner, dim).transpose(1, 0, 2, 3, 4)
     elif group.kv_split == "KV_INNER":
         view = items.reshape(block, 2, *inner, dim)
+    elif group.kv_split == "KV_HEAD":
+        return _key_and_value_per_head(group.layout, items.reshape(block, heads, 2, tokens * dim), dim)
     elif group.kv_split == "FUSED":
         view = items.reshape(block, *inner, 2, dim).transpose(0, 3, 1, 2, 4)
     else:
         view = items.reshape(block, 1, *inner, dim)
     return view if nhd else view.swapaxes(2, 3)
+
+
+def _key_and_value_per_head(layout: str, items: np.ndarray, dim: int) -> np.ndarray:
+    """The same view of [block, head, K|V, area], as a structured pair since K may be transposed."""
+    block, heads, _, area = items.shape
+    value = items.reshape(block, heads, 2, area // dim, dim)
+    if layout == "HND":
+        return value.transpose(0, 2, 3, 1, 4)
+    return _TransposedKey(items.reshape(block, heads, 2, dim, area // dim), value)
+
+
+class _TransposedKey:
+    """Enough of an array [block, plane, token, head, dim] whose plane 0 is stored [dim, token]."""
+
+    def __init__(self, by_dim: np.ndarray, by_token: np.ndarray):
+        self._key = by_dim[:, :, 0].transpose(0, 3, 1, 2)
+        self._value = by_token[:, :, 1].transpose(0, 2, 1, 3)
+
+    def __getitem__(self, blocks: object) -> np.ndarray:
+        key, value = self._key[blocks], self._value[blocks]
+        return np.stack([key, value], axis=key.ndim - 3)
+
+    def __setitem__(self, block: int, values: np.ndarray) -> None:
+        self._key[block], self._value[block] = values
 
 
 def expected(geometry: KVGeometry, layer: int, tokens: np.ndarray) -> np.ndarray:

@@ -16,8 +16,8 @@ def check_compatible(ours: KVGeometry, theirs: KVGeometry) -> None:
     Raises `GeometryMismatchError` with one sentence that names the first differing field, both values, and
     what to do. Equal are required: model, revision (where both state one), dtype, ranks and sizes of tensor
     and pipeline parallelism, groups with their layers, heads and head dim. Block sizes may differ where one
-    divides the other, and NHD/HND and the place of K and V may differ, except for opaque blocks, which must
-    be equal in all.
+    divides the other, and NHD/HND and the place of K and V may differ; a transposed K (HND_KT) goes with its
+    like only, and opaque blocks must be equal in all.
     """
     for field, our_value, their_value, advice in _differences(ours, theirs):
         raise GeometryMismatchError(f"{field}: ours {our_value}, theirs {their_value}; {advice}")
@@ -69,10 +69,12 @@ def _group_differences(
         return
     if our_group.planes != their_group.planes:
         yield "kv_split", our_group.kv_split, their_group.kv_split, same_model
-    our_row = strides_of(our_group, ours.block_size).row
-    their_row = strides_of(their_group, theirs.block_size).row
-    if our_row != their_row:
-        yield "bytes per head row", our_row, their_row, "start both engines with the same KV cache dtype"
+    if (our_group.layout == "HND_KT") != (their_group.layout == "HND_KT"):
+        yield "layout", our_group.layout, their_group.layout, "a transposed K cannot be moved in rows"
+    our_item = strides_of(our_group, ours.block_size).item
+    their_item = strides_of(their_group, theirs.block_size).item
+    if our_item != their_item:
+        yield "bytes per element", our_item, their_item, "start both engines with the same KV cache dtype"
 
 
 def _opaque_differences(

@@ -2,7 +2,7 @@
 
 Vocabulary: a *group* is a set of layers that share block ids (engines with hybrid attention have several).
 Each layer of a group is one memory region, in which block `b` starts at `b * stride`. Inside a block lie K
-and V rows of `head_dim` elements, one for each (token, head).
+and V rows of `head_dim` elements, one for each (token, head); some CPU kernels keep K transposed.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from kvferry.errors import InvalidArgumentError, ProtocolError
 
 MAX_ENCODED_BYTES = 64 * 1024  # what a peer's metadata may be at most
 
-Layout = Literal["NHD", "HND", "OPAQUE"]
-KVSplit = Literal["KV_OUTER", "KV_INNER", "FUSED", "LATENT"]
+Layout = Literal["NHD", "HND", "HND_KT", "OPAQUE"]
+KVSplit = Literal["KV_OUTER", "KV_INNER", "KV_HEAD", "FUSED", "LATENT"]
 
 _Name = Annotated[str, Meta(max_length=255)]
 _Positive = Annotated[int, Meta(ge=1, le=2**40)]
@@ -27,12 +27,14 @@ _Rank = Annotated[int, Meta(ge=0, le=2**20)]
 class KVGroup(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The layers that share block ids, and what one block of each of them looks like.
 
-    `layout` is the order inside a block: "NHD" token-major, "HND" head-major, "OPAQUE" known to the engine
-    alone (then only whole, equal blocks may be copied). `kv_split` says where K and V lie: "KV_OUTER" all
-    blocks' K before all blocks' V; "KV_INNER" K before V in each block; "FUSED" each (token, head) row is K
-    followed by V; "LATENT" one plane only (MLA). With "OPAQUE" the split must be "FUSED" or "LATENT": a block
-    is one run of `block_bytes`. `block_bytes` is the size of one block of one layer, K and V together.
-    `opaque_tag` names what wrote an opaque block (for example kernel and instruction set): both sides must
+    `layout` is the order inside a block: "NHD" token-major, "HND" head-major, "HND_KT" head-major with K
+    stored [head_dim, token] (vLLM's CPU attention), "OPAQUE" known to the engine alone (then only whole,
+    equal blocks may be copied). `kv_split` says where K and V lie: "KV_OUTER" all blocks' K before all
+    blocks' V; "KV_INNER" K before V in each block; "KV_HEAD" K before V in each (block, head), with "HND"
+    and "HND_KT" only; "FUSED" each (token, head) row is K followed by V; "LATENT" one plane only (MLA). With
+    "OPAQUE" the split must be "FUSED" or "LATENT": a block is one run of `block_bytes`. `block_bytes` is the
+    size of one block of one layer, K and V together. `opaque_tag` names what wrote an opaque block (for
+    example kernel and instruction set): both sides must
     have the same.
     """
 
@@ -102,41 +104,63 @@ class KVGeometry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             raise ProtocolError(f"the peer's metadata is not a KV geometry: {error}") from error
 
 
+class Plane(NamedTuple):
+    """Where K or V (or the one latent plane) lies: byte offset of its first element and byte steps."""
+
+    base: int
+    head: int
+    token: int
+    dim: int
+
+
 class Strides(NamedTuple):
-    """Byte distances inside one layer's region; a row is the contiguous run of one (plane, token, head)."""
+    """Byte distances inside one layer's region. `item` is the smallest unit that is never cut."""
 
     block: int
-    plane: int
-    token: int
-    head: int
-    row: int
+    item: int
+    planes: tuple[Plane, ...]
 
 
 def strides_of(group: KVGroup, block_size: int) -> Strides:
     """Return the byte strides of a group's layers.
 
-    An opaque block counts as one row of `block_bytes`. Raises `InvalidArgumentError` when `block_bytes` is
-    not a whole number of bytes per element times the block's shape.
+    An opaque block counts as one item of `block_bytes`. Raises `InvalidArgumentError` when `block_bytes` is
+    not a whole number of bytes per element times the block's shape, or layout and split contradict.
     """
     if group.layout == "OPAQUE":
         if group.kv_split not in ("FUSED", "LATENT"):
             raise InvalidArgumentError(
                 f"an OPAQUE block is one run, so kv_split must be FUSED or LATENT, not {group.kv_split}"
             )
-        return Strides(group.block_bytes, 0, 0, 0, group.block_bytes)
+        return Strides(group.block_bytes, group.block_bytes, (Plane(0, 0, 0, 0),))
+    if group.kv_split == "KV_HEAD" and group.layout == "NHD":
+        raise InvalidArgumentError("kv_split KV_HEAD needs a head-major layout (HND or HND_KT), not NHD")
+    if group.kv_split != "KV_HEAD" and group.layout == "HND_KT":
+        raise InvalidArgumentError(f"layout HND_KT needs kv_split KV_HEAD, not {group.kv_split}")
     elements = group.planes * block_size * group.kv_heads * group.head_dim
-    item_bytes, rest = divmod(group.block_bytes, elements)
-    if rest or item_bytes == 0:
+    item, rest = divmod(group.block_bytes, elements)
+    if rest or item == 0:
         raise InvalidArgumentError(
             f"block_bytes {group.block_bytes} is no multiple of {elements} elements ({group.planes} planes x "
             f"{block_size} tokens x {group.kv_heads} heads x {group.head_dim}); "
             "use OPAQUE if blocks are padded"
         )
-    row = group.head_dim * item_bytes
+    return Strides(
+        group.block_bytes // group.planes if group.kv_split == "KV_OUTER" else group.block_bytes,
+        item,
+        _planes(group, block_size, item),
+    )
+
+
+def _planes(group: KVGroup, block_size: int, item: int) -> tuple[Plane, ...]:
+    row = group.head_dim * item
+    if group.kv_split == "KV_HEAD":
+        area = block_size * row  # K or V of one (block, head)
+        key = (item, block_size * item) if group.layout == "HND_KT" else (row, item)
+        return Plane(0, 2 * area, *key), Plane(area, 2 * area, row, item)
     step = 2 * row if group.kv_split == "FUSED" else row  # from one (token, head) to the next inner one
     head, token = (step, group.kv_heads * step) if group.layout == "NHD" else (block_size * step, step)
     plane_bytes = group.kv_heads * block_size * row
-    if group.kv_split == "KV_OUTER":
-        return Strides(plane_bytes, group.num_blocks * plane_bytes, token, head, row)
-    plane = {"KV_INNER": plane_bytes, "FUSED": row, "LATENT": 0}[group.kv_split]
-    return Strides(group.block_bytes, plane, token, head, row)
+    value = {"KV_OUTER": group.num_blocks * plane_bytes, "KV_INNER": plane_bytes, "FUSED": row}
+    bases = (0,) if group.kv_split == "LATENT" else (0, value[group.kv_split])
+    return tuple(Plane(base, head, token, item) for base in bases)

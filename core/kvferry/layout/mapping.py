@@ -10,11 +10,12 @@ import numpy.typing as npt
 
 from kvferry.errors import InvalidArgumentError, NotFoundError, OutOfRangeError
 from kvferry.layout.compatibility import check_compatible
-from kvferry.layout.geometry import KVGeometry, KVGroup, Strides, strides_of
+from kvferry.layout.geometry import KVGeometry, KVGroup, Plane, Strides, strides_of
 
 Pieces = npt.NDArray[np.uint64]
 _Ints = npt.NDArray[np.int64]
 _BlockIds = Sequence[int] | npt.NDArray[np.integer]
+_Planes = tuple[Plane, ...]
 
 
 class _Side(NamedTuple):
@@ -145,11 +146,24 @@ def _map_group(group: KVGroup, local: _Side, remote: _Side, begin: int, end: int
     starts, lengths = _segments(local, remote, begin, end)
     for length in np.unique(lengths):
         at = starts[lengths == length]
-        inner_local, inner_remote, run = _inner_runs(group, local.strides, remote.strides, int(length))
-        local_offsets = (_token_offsets(local, at)[:, None] + inner_local).reshape(-1)
-        remote_offsets = (_token_offsets(remote, at)[:, None] + inner_remote).reshape(-1)
-        parts.append(_per_layer(local, remote, local_offsets, remote_offsets, run))
+        for ours, theirs in _plane_pairs(group, local, remote, int(length)):
+            inner_local, inner_remote, run = _inner_runs(group, ours, theirs, int(length), local.strides.item)
+            local_offsets = (_token_offsets(local, ours[0], at)[:, None] + inner_local).reshape(-1)
+            remote_offsets = (_token_offsets(remote, theirs[0], at)[:, None] + inner_remote).reshape(-1)
+            parts.append(_per_layer(local, remote, local_offsets, remote_offsets, run))
     return np.concatenate(parts)
+
+
+def _plane_pairs(group: KVGroup, local: _Side, remote: _Side, tokens: int) -> list[tuple[_Planes, _Planes]]:
+    """Planes that can be walked together: all of them when they have equal steps, else one by one."""
+    ours, theirs = local.strides.planes, remote.strides.planes
+    whole = tokens == local.block_size == remote.block_size
+    if whole and ours == theirs and group.kv_split != "KV_OUTER" and group.layout != "OPAQUE":
+        block = (Plane(0, 0, 0, 0),)  # equal blocks, whole: one run
+        return [(block, block)]
+    if all(plane[1:] == planes[0][1:] for planes in (ours, theirs) for plane in planes):
+        return [(ours, theirs)]
+    return [((our_plane,), (their_plane,)) for our_plane, their_plane in zip(ours, theirs, strict=True)]
 
 
 def _segments(local: _Side, remote: _Side, begin: int, end: int) -> tuple[_Ints, _Ints]:
@@ -162,27 +176,31 @@ def _segments(local: _Side, remote: _Side, begin: int, end: int) -> tuple[_Ints,
     return edges[:-1], np.diff(edges)
 
 
-def _token_offsets(side: _Side, tokens: _Ints) -> _Ints:
-    """Byte offset, within a layer's region, of plane 0, head 0 of each token."""
+def _token_offsets(side: _Side, plane: Plane, tokens: _Ints) -> _Ints:
+    """Byte offset, within a layer's region, of head 0, dim 0 of each token in `plane`."""
     block, inside = np.divmod(tokens - side.first_token, side.block_size)
-    offsets: _Ints = side.blocks[block] * side.strides.block + inside * side.strides.token
+    offsets: _Ints = side.blocks[block] * side.strides.block + plane.base + inside * plane.token
     return offsets
 
 
-def _inner_runs(group: KVGroup, local: Strides, remote: Strides, tokens: int) -> tuple[_Ints, _Ints, int]:
-    """Offsets, relative to a segment's first row, of the runs that are contiguous on both sides, and their
-    length."""
-    run = local.row
-    axes = (
-        []
-        if group.layout == "OPAQUE"
-        else [
-            (group.planes, local.plane, remote.plane),
-            (group.kv_heads, local.head, remote.head),
-            (tokens, local.token, remote.token),
-        ]
-    )
+def _inner_runs(
+    group: KVGroup, local: _Planes, remote: _Planes, tokens: int, item: int
+) -> tuple[_Ints, _Ints, int]:
+    """Offsets, relative to a segment's first element, of the runs that are contiguous on both sides, and
+    their length in bytes."""
+    ours, theirs = local[0], remote[0]
+    if ours.dim == 0:  # a block without inner steps: opaque, or equal and whole
+        zero = np.zeros(1, dtype=np.int64)
+        return zero, zero, group.block_bytes
+    axes = [
+        (group.kv_heads, ours.head, theirs.head),
+        (tokens, ours.token, theirs.token),
+        (group.head_dim, ours.dim, theirs.dim),
+    ]
+    if len(local) > 1:
+        axes.insert(0, (len(local), local[1].base - ours.base, remote[1].base - theirs.base))
     axes = [axis for axis in axes if axis[0] > 1]
+    run = item
     while True:  # an axis whose step is the present run on both sides makes the run longer
         joined = next((axis for axis in axes if axis[1] == run and axis[2] == run), None)
         if joined is None:

@@ -65,6 +65,14 @@ def test_geometry_refuses_split_opaque_blocks():
         with_group(layout="OPAQUE", kv_split="KV_OUTER")
 
 
+@pytest.mark.parametrize(
+    ("layout", "split"), [("NHD", "KV_HEAD"), ("HND_KT", "KV_INNER"), ("HND_KT", "FUSED")]
+)
+def test_geometry_refuses_a_split_that_the_layout_cannot_have(layout, split):
+    with pytest.raises(InvalidArgumentError, match="KV_HEAD"):
+        with_group(layout=layout, kv_split=split)
+
+
 MISMATCHES = [
     (PLAIN, replace(PLAIN, model="other"), "model: ours grid, theirs other"),
     (replace(PLAIN, revision="a"), replace(PLAIN, revision="b"), "revision: ours a, theirs b"),
@@ -87,7 +95,9 @@ MISMATCHES = [
     (OPAQUE, replace(OPAQUE, block_size=64), "block_size: ours 32, theirs 64"),
     (OPAQUE, with_group(OPAQUE, opaque_tag="cpu/avx512"), "opaque_tag: ours cpu/avx2, theirs cpu/avx512"),
     (OPAQUE, with_group(OPAQUE, block_bytes=77), "block_bytes: ours 4096, theirs 77"),
-    (PLAIN, with_group(block_bytes=2048), "bytes per head row: ours 8, theirs 4"),
+    (PLAIN, kvgrid.geometry("HND_KT", 32, 8, "bfloat16", layers=32, kv_split="KV_HEAD"),
+     "layout: ours NHD, theirs HND_KT"),
+    (PLAIN, with_group(block_bytes=2048), "bytes per element: ours 2, theirs 1"),
 ]  # fmt: skip
 
 

@@ -67,6 +67,28 @@ def test_map_blocks_moves_exactly_the_token_range(first, tokens):
         )
 
 
+@pytest.mark.parametrize(("ours", "theirs"), list(itertools.product([16, 32, 64], repeat=2)))
+def test_map_blocks_moves_a_transposed_key_between_block_sizes(ours, theirs):
+    for dtype in kvgrid.ITEM_BYTES:
+        sides = [kvgrid.geometry("HND_KT", n, 3, dtype, kv_split="KV_HEAD") for n in (ours, theirs)]
+        check_pair(*sides, 128)
+        check_pair(*sides, 77, 17)
+
+
+def test_map_blocks_moves_head_split_rows_to_and_from_other_layouts():
+    for layout, split in itertools.product(["NHD", "HND"], ["KV_OUTER", "KV_INNER", "FUSED"]):
+        per_head = kvgrid.geometry("HND", 32, 3, "bfloat16", kv_split="KV_HEAD")
+        other = kvgrid.geometry(layout, 16, 3, "bfloat16", kv_split=split)
+        check_pair(per_head, other, 96)
+        check_pair(other, per_head, 96)
+
+
+def test_map_blocks_joins_equal_transposed_blocks_into_one_run_each():
+    same = kvgrid.geometry("HND_KT", 32, 3, "float32", kv_split="KV_HEAD")
+    pieces = map_blocks(same, same, [[3, 9]], [[5, 1]], local_regions=NAMES, remote_regions=NAMES)
+    assert pieces[:, 4].tolist() == [same.groups[0].block_bytes] * 4
+
+
 def test_map_blocks_moves_latent_caches():
     latent = kvgrid.geometry("NHD", 16, 1, "bfloat16", kv_split="LATENT", head_dim=576)
     check_pair(latent, msgspec.structs.replace(latent), 40)
