@@ -14,7 +14,8 @@ from kvferry.config.fields import Field, all_fields, check_options
 from kvferry.config.loader import load_config
 from kvferry.config.logs import apply_log_options
 from kvferry.config.schema import Config, HandoffOptions, LogOptions, RouterOptions, TransferOptions
-from kvferry.config.units import format_duration, format_size, parse_duration, parse_size
+from kvferry.config.sources import environment_value
+from kvferry.config.units import approximate_size, format_duration, format_size, parse_duration, parse_size
 
 __all__ = [
     "Config",
@@ -25,7 +26,9 @@ __all__ = [
     "TransferOptions",
     "all_fields",
     "apply_log_options",
+    "approximate_size",
     "check_options",
+    "environment_value",
     "explain",
     "explain_rows",
     "format_duration",

@@ -43,9 +43,9 @@ class Layer(NamedTuple):
     problems: list[str]
 
 
-def argument_layer(overrides: Mapping[str, Any], source: str) -> Layer:
+def argument_layer(overrides: Mapping[str, Any], source: str, *, text: bool) -> Layer:
     """Read a mapping with nested sections, dotted keys, or both."""
-    return _keyed_layer(_flatten(overrides), source, text=False)
+    return _keyed_layer(_flatten(overrides), source, text=text)
 
 
 def file_layer(path: Path | None, environ: Mapping[str, str]) -> Layer:
@@ -80,6 +80,11 @@ def environment_layer(environ: Mapping[str, str]) -> Layer:
         elif near := _near_variable(name, known):
             layer.problems.append(f"unknown environment variable {name}{near}")
     return layer
+
+
+def environment_value(name: str) -> str:
+    """Return one variable of this process that is not ours (e.g. of an engine); empty if not set."""
+    return os.environ.get(name, "")
 
 
 def process_environment() -> Mapping[str, str]:

