@@ -1,0 +1,94 @@
+#include "memory/address_range.h"
+
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <charconv>
+#include <fstream>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace kvferry {
+namespace {
+
+struct Mapping {
+  std::uint64_t begin = 0;
+  std::uint64_t end = 0;
+  bool readable = false;
+  bool writable = false;
+};
+
+// "7f0c1000-7f0c2000 rw-p ..."
+std::optional<Mapping> parse_mapping(std::string_view line) {
+  Mapping mapping;
+  const char* const last = line.data() + line.size();
+  auto [dash, error] = std::from_chars(line.data(), last, mapping.begin, 16);
+  if (error != std::errc{} || dash == last || *dash != '-') return std::nullopt;
+  auto [space, error2] = std::from_chars(dash + 1, last, mapping.end, 16);
+  if (error2 != std::errc{} || last - space < 3) return std::nullopt;
+  mapping.readable = space[1] == 'r';
+  mapping.writable = space[2] == 'w';
+  return mapping;
+}
+
+std::string hex(std::uint64_t value) {
+  std::string out(16, '0');
+  const auto [end, error] = std::to_chars(out.data(), out.data() + out.size(), value, 16);
+  out.resize(static_cast<std::size_t>(end - out.data()));
+  return "0x" + out;
+}
+
+Status not_usable(std::uint64_t at, std::string_view why) {
+  return {Code::kInvalidArgument, "address " + hex(at) + " of this process is not " + std::string(why)};
+}
+
+// Without /proc: tells mapped from unmapped, but not the protection.
+Status check_resident(std::uint64_t begin, std::uint64_t end) {
+  constexpr std::uint64_t kChunkBytes = 1u << 30;
+  const auto page = static_cast<std::uint64_t>(::sysconf(_SC_PAGESIZE));
+  std::vector<unsigned char> resident(kChunkBytes / page);
+  for (std::uint64_t at = begin / page * page; at < end; at += kChunkBytes) {
+    const std::uint64_t length = std::min(kChunkBytes, end - at);
+    if (::mincore(reinterpret_cast<void*>(at), length, resident.data()) != 0) return not_usable(at, "mapped");
+  }
+  return {};
+}
+
+}  // namespace
+
+Status check_mapped(const void* data, std::uint64_t length, bool writable) {
+  const auto begin = reinterpret_cast<std::uint64_t>(data);
+  if (data == nullptr || length == 0 || length > UINT64_MAX - begin) {
+    return {Code::kInvalidArgument, "a null, empty or wrapped address range"};
+  }
+  const std::uint64_t end = begin + length;
+  std::ifstream maps("/proc/self/maps");
+  if (!maps) return check_resident(begin, end);
+
+  std::uint64_t covered = begin;  // everything below is known to be good; the file is sorted by address
+  std::string line;
+  while (covered < end && std::getline(maps, line)) {
+    const auto mapping = parse_mapping(line);
+    if (!mapping || mapping->end <= covered) continue;
+    if (mapping->begin > covered) break;
+    if (!mapping->readable) return not_usable(covered, "readable");
+    if (writable && !mapping->writable) return not_usable(covered, "writable");
+    covered = mapping->end;
+  }
+  return covered >= end ? Status() : not_usable(covered, "mapped");
+}
+
+void advise_huge_pages(void* data, std::uint64_t length) {
+  constexpr std::uint64_t kHugePageBytes = 2u << 20;
+  const auto begin = reinterpret_cast<std::uint64_t>(data);
+  const std::uint64_t first = (begin + kHugePageBytes - 1) / kHugePageBytes * kHugePageBytes;
+  const std::uint64_t last = (begin + length) / kHugePageBytes * kHugePageBytes;
+  if (first >= last) return;
+  // Refused by kernels without transparent huge pages; then ordinary pages serve as well.
+  [[maybe_unused]] const int ignored = ::madvise(reinterpret_cast<void*>(first), last - first, MADV_HUGEPAGE);
+}
+
+}  // namespace kvferry

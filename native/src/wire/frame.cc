@@ -1,0 +1,198 @@
+#include "wire/frame.h"
+
+#include <algorithm>
+#include <string>
+
+#include "base/crc32c.h"
+#include "wire/messages.h"
+
+namespace kvferry {
+namespace {
+
+constexpr std::uint8_t kLastFrameType = static_cast<std::uint8_t>(FrameType::kArena);
+
+std::uint16_t known_flags(FrameType type) {
+  switch (type) {
+    case FrameType::kRead:
+    case FrameType::kReadData:
+    case FrameType::kWrite:
+      return kFlagChecksum;
+    default:
+      return 0;
+  }
+}
+
+Status malformed(const std::string& why) { return {Code::kProtocolError, "frame header: " + why}; }
+
+FrameHeader header_for(FrameType type, std::uint64_t request_id, ByteView body, std::uint16_t flags) {
+  return {type, flags, static_cast<std::uint32_t>(body.size()), crc32c(body), request_id};
+}
+
+// One receive path for both kinds of socket: `header_fds` came with the header.
+Result<Frame> recv_body(int fd, const FrameHeader& header, std::vector<UniqueFd> header_fds, const Wait& wait) {
+  Frame frame{header, Bytes(header.body_bytes), std::move(header_fds)};
+  if (const Status got = recv_exact(fd, frame.body, wait); !got.ok()) {
+    return got.with_context(std::string(frame_type_name(header.type)) + " body");
+  }
+  KVF_RETURN_IF_ERROR(header.check_body(frame.body));
+  return frame;
+}
+
+}  // namespace
+
+std::string_view frame_type_name(FrameType type) {
+  switch (type) {
+    case FrameType::kHello:
+      return "HELLO";
+    case FrameType::kHelloAck:
+      return "HELLO_ACK";
+    case FrameType::kAuth:
+      return "AUTH";
+    case FrameType::kError:
+      return "ERROR";
+    case FrameType::kRegionsRequest:
+      return "REGIONS_REQUEST";
+    case FrameType::kRegions:
+      return "REGIONS";
+    case FrameType::kMessage:
+      return "MESSAGE";
+    case FrameType::kPing:
+      return "PING";
+    case FrameType::kPong:
+      return "PONG";
+    case FrameType::kGoodbye:
+      return "GOODBYE";
+    case FrameType::kRead:
+      return "READ";
+    case FrameType::kReadData:
+      return "READ_DATA";
+    case FrameType::kWrite:
+      return "WRITE";
+    case FrameType::kWriteAck:
+      return "WRITE_ACK";
+    case FrameType::kShmAttached:
+      return "SHM_ATTACHED";
+    case FrameType::kArenaRequest:
+      return "ARENA_REQUEST";
+    case FrameType::kArena:
+      return "ARENA";
+  }
+  return "UNKNOWN";
+}
+
+std::size_t max_body_bytes(FrameType type) {
+  switch (type) {
+    case FrameType::kHello:
+    case FrameType::kHelloAck:
+      return 1024;
+    case FrameType::kAuth:
+      return 32;
+    case FrameType::kError:
+    case FrameType::kGoodbye:
+      return kMaxErrorTextBytes + 16;
+    case FrameType::kRegionsRequest:
+    case FrameType::kPing:
+    case FrameType::kPong:
+      return 0;
+    case FrameType::kRegions:
+      return kMaxBodyBytes;
+    case FrameType::kMessage:
+      return kMaxMessageBytes;
+    case FrameType::kRead:
+      return 8 + wire::kPieceBytes * kMaxPiecesPerRequest;
+    case FrameType::kReadData:
+      return 16 + std::size_t{8} * kMaxPiecesPerRequest;
+    case FrameType::kWrite:
+      return 8 + (wire::kPieceBytes + 4) * kMaxPiecesPerRequest;
+    case FrameType::kWriteAck:
+      return 8 + std::size_t{kMaxPiecesPerRequest};
+    case FrameType::kShmAttached:
+    case FrameType::kArenaRequest:
+    case FrameType::kArena:
+      return 16;
+  }
+  return 0;
+}
+
+std::array<std::byte, kFrameHeaderBytes> FrameHeader::encode() const {
+  ByteWriter writer(kFrameHeaderBytes);
+  writer.u32(kFrameMagic);
+  writer.u8(kWireVersion);
+  writer.u8(static_cast<std::uint8_t>(type));
+  writer.u16(flags);
+  writer.u32(body_bytes);
+  writer.u32(body_crc32c);
+  writer.u64(request_id);
+  std::array<std::byte, kFrameHeaderBytes> out{};
+  std::ranges::copy(writer.take(), out.begin());
+  return out;
+}
+
+Result<FrameHeader> FrameHeader::decode(std::span<const std::byte, kFrameHeaderBytes> bytes) {
+  ByteReader reader(bytes);
+  if (reader.u32() != kFrameMagic) return malformed("no KVFerry magic; the peer speaks something else");
+  if (const auto version = reader.u8(); version != kWireVersion) {
+    return malformed("wire version " + std::to_string(version) + ", this build speaks " + std::to_string(kWireVersion));
+  }
+  const std::uint8_t type = reader.u8();
+  if (type == 0 || type > kLastFrameType) return malformed("unknown type " + std::to_string(type));
+  FrameHeader header;
+  header.type = static_cast<FrameType>(type);
+  header.flags = reader.u16();
+  header.body_bytes = reader.u32();
+  header.body_crc32c = reader.u32();
+  header.request_id = reader.u64();
+  const std::string name(frame_type_name(header.type));
+  if ((header.flags & ~known_flags(header.type)) != 0) return malformed("unknown flags for " + name);
+  if (header.body_bytes > max_body_bytes(header.type)) {
+    return malformed(name + " body of " + std::to_string(header.body_bytes) + " bytes; at most " +
+                     std::to_string(max_body_bytes(header.type)) + " are allowed");
+  }
+  return header;
+}
+
+Status FrameHeader::check_body(ByteView body) const {
+  const std::string name(frame_type_name(type));
+  if (body.size() != body_bytes) {
+    return {Code::kProtocolError,
+            name + " body of " + std::to_string(body.size()) + " bytes; the header says " + std::to_string(body_bytes)};
+  }
+  if (crc32c(body) != body_crc32c) return {Code::kDataCorrupt, name + " body does not match its checksum"};
+  return {};
+}
+
+Bytes encode_frame(FrameType type, std::uint64_t request_id, ByteView body, std::uint16_t flags) {
+  const auto header = header_for(type, request_id, body, flags).encode();
+  Bytes out(header.begin(), header.end());
+  out.insert(out.end(), body.begin(), body.end());
+  return out;
+}
+
+Status send_frame(int fd, FrameType type, std::uint64_t request_id, ByteView body, const Wait& wait,
+                  std::uint16_t flags) {
+  auto header = header_for(type, request_id, body, flags).encode();
+  std::array<iovec, 2> segments{iovec{header.data(), header.size()},
+                                iovec{const_cast<std::byte*>(body.data()), body.size()}};
+  return send_vectored(fd, segments, wait);
+}
+
+Result<Frame> recv_frame(int fd, const Wait& wait) {
+  std::array<std::byte, kFrameHeaderBytes> bytes{};
+  KVF_RETURN_IF_ERROR(recv_exact(fd, bytes, wait));
+  KVF_ASSIGN_OR_RETURN(const FrameHeader header, FrameHeader::decode(bytes));
+  return recv_body(fd, header, {}, wait);
+}
+
+Status send_frame_with_fds(int fd, FrameType type, std::uint64_t request_id, ByteView body, std::span<const int> fds,
+                           const Wait& wait) {
+  return send_with_fds(fd, encode_frame(type, request_id, body), fds, wait);
+}
+
+Result<Frame> recv_frame_with_fds(int fd, std::size_t max_fds, const Wait& wait) {
+  std::array<std::byte, kFrameHeaderBytes> bytes{};
+  KVF_ASSIGN_OR_RETURN(auto fds, recv_with_fds(fd, bytes, max_fds, wait));
+  KVF_ASSIGN_OR_RETURN(const FrameHeader header, FrameHeader::decode(bytes));
+  return recv_body(fd, header, std::move(fds), wait);
+}
+
+}  // namespace kvferry
