@@ -1,0 +1,27 @@
+"""The transfer engine: registered memory, peers, one-sided reads and writes, control messages.
+
+A typed face over the native engine. Everything is thread-safe unless its documentation says otherwise.
+Errors are those of `kvferry.errors`; no other exception leaves here except for wrong argument types.
+"""
+
+from __future__ import annotations
+
+from kvferry._native import Endpoint, Message, PeerStats, Plan, RegionInfo
+from kvferry.config import TransferOptions
+from kvferry.transfer.engine import Engine
+from kvferry.transfer.handle import Transfer
+from kvferry.transfer.peer import Peer
+from kvferry.transfer.region import Region
+
+__all__ = [
+    "Endpoint",
+    "Engine",
+    "Message",
+    "Peer",
+    "PeerStats",
+    "Plan",
+    "Region",
+    "RegionInfo",
+    "Transfer",
+    "TransferOptions",
+]

@@ -1,0 +1,207 @@
+"""The engine: one per process is usual, several work."""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from types import TracebackType
+from typing import Any, Literal
+
+import numpy as np
+
+from kvferry import _native
+from kvferry._native import Endpoint, Message, Plan
+from kvferry.config import TransferOptions
+from kvferry.errors import InvalidArgumentError
+from kvferry.transfer import _logging
+from kvferry.transfer._buffers import HostMemory, host_memory, view_of
+from kvferry.transfer._options import native_options
+from kvferry.transfer._waiting import wait_in_slices
+from kvferry.transfer.handle import Transfer
+from kvferry.transfer.peer import Peer
+from kvferry.transfer.region import Region
+
+Access = Literal["r", "w", "rw"]
+Op = Literal["read", "write"]
+
+
+class Engine:
+    """Registers memory, connects to other engines and moves bytes between registered regions.
+
+    Listens as soon as it is made: `endpoint` says where, `node_id` who. A context manager; `close` is also
+    called when it is collected or the interpreter ends. All methods are thread-safe; those that block say for
+    how long.
+    """
+
+    def __init__(self, options: TransferOptions | None = None, *, metadata: bytes = b"") -> None:
+        """Start listening. `metadata`: at most 64 KiB, handed to every peer.
+
+        Raises `InvalidArgumentError` (an option), `UnavailableError` (cannot bind), `ResourceExhaustedError`.
+        """
+        self._options = TransferOptions() if options is None else options
+        _logging.start()
+        self._native = _native.Engine(native_options(self._options, metadata))
+        self._memory: dict[
+            tuple[int, int], HostMemory | None
+        ] = {}  # keeps registered memory alive, by region key
+        self._read_only: dict[int, int] = {}  # regions that may not be read into: id to generation
+        self._lock = threading.Lock()  # guards the two above
+        self._finalizer = weakref.finalize(self, _close, self._native, self._memory)
+
+    @property
+    def node_id(self) -> str:
+        """128 random bits, new at each start, as 32 hex digits."""
+        return self._native.node_id
+
+    @property
+    def endpoint(self) -> Endpoint:
+        """What peers should connect to."""
+        return self._native.endpoint
+
+    @property
+    def options(self) -> TransferOptions:
+        """The options it was made with."""
+        return self._options
+
+    def register(self, buffer: Any, *, name: str = "", access: Access = "r") -> Region:
+        """Make a buffer's memory reachable for peers, which may read ("r"), write ("w") or both ("rw").
+
+        `buffer`: contiguous host memory: anything with the buffer protocol, a numpy array, a torch tensor or
+        storage. It is kept alive until `Region.unregister`. Blocks only to look at the memory. `name`: at
+        most 255 bytes. Raises `InvalidArgumentError` (no, empty or non-contiguous memory, or read-only memory
+        for access "w"), `UnsupportedError` (device memory), `ResourceExhaustedError` (too many regions).
+        """
+        memory = host_memory(buffer)
+        if memory.read_only and "w" in access:
+            raise InvalidArgumentError(
+                f"this {type(buffer).__name__} is read-only, so access={access!r} is impossible: use 'r'"
+            )
+        info = self._native.register_address(memory.address, memory.length_bytes, name, access)
+        with self._lock:
+            self._memory[info.id, info.generation] = memory
+            if memory.read_only:
+                self._read_only[info.id] = info.generation
+        return Region(self, info, read_only=memory.read_only, memory=None)
+
+    def allocate(self, length_bytes: int, *, name: str = "", access: Access = "r") -> Region:
+        """Make a zeroed region of our own, which peers on this host map and copy without system calls.
+
+        Its bytes are `Region.memory`, valid until it is unregistered or the engine closed. Raises
+        `InvalidArgumentError`, `ResourceExhaustedError`.
+        """
+        info, address = self._native.allocate(length_bytes, name, access)
+        with self._lock:
+            self._memory[info.id, info.generation] = None  # the native engine owns it
+        return Region(self, info, read_only=False, memory=view_of(address, length_bytes))
+
+    def _unregister(self, region: Region, timeout_s: float) -> None:
+        key = (region.id, region.generation)
+        with self._lock:
+            if key not in self._memory:
+                return
+        self._native.unregister(region.id, region.generation, timeout_s)
+        with self._lock:
+            self._memory.pop(key, None)
+            if self._read_only.get(region.id) == region.generation:  # the id may be in use again
+                del self._read_only[region.id]
+        region._forget_memory()
+
+    def set_metadata(self, metadata: bytes) -> None:
+        """Replace what new peers get at first contact and old ones by `Peer.refresh`; at most 64 KiB."""
+        self._native.set_metadata(metadata)
+
+    def connect(
+        self, endpoint: Endpoint | str, *, expected: str | None = None, timeout_s: float | None = None
+    ) -> Peer:
+        """Connect to the engine at `endpoint`; blocks up to `timeout_s` (default: the option
+        connect_timeout_s).
+
+        `expected`: its node id, if known. Raises `InvalidArgumentError` (no address), `UnavailableError`,
+        `DeadlineExceededError`, `IdentityMismatchError` (another node answered), `UnauthenticatedError`,
+        `UnsupportedError` (no common version), `ProtocolError`.
+        """
+        address = Endpoint(endpoint) if isinstance(endpoint, str) else endpoint
+        limit_s = self._options.connect_timeout_s if timeout_s is None else timeout_s
+        return self._wrap(self._native.connect(address, expected or "", limit_s))
+
+    def prepare(self, peer: Peer, pieces: Any, op: Op) -> Plan:
+        """Check and merge the pieces of a transfer; the plan may be submitted many times.
+
+        `pieces`: C-contiguous uint64 [n, 5] (numpy, or any buffer): local region id, remote region id, local
+        offset, remote offset, length, in bytes. "read" moves remote to local, "write" local to remote. Does
+        not block. Raises `InvalidArgumentError` (array, empty piece, or a read into read-only memory),
+        `NotFoundError` (no such region), `OutOfRangeError`, `AccessDeniedError`, `PeerLostError`.
+        """
+        if op == "read" and self._read_only:
+            self._refuse_read_only_targets(pieces)
+        return self._native.prepare(peer._native, pieces, op)
+
+    def _refuse_read_only_targets(self, pieces: Any) -> None:
+        array = np.asarray(pieces)
+        if array.ndim != 2:
+            return  # the native side says what is wrong with it
+        with self._lock:
+            targets = self._read_only.keys() & set(np.unique(array[:, 0]).tolist())
+        if targets:
+            raise InvalidArgumentError(f"region {min(targets)} is read-only memory and cannot be read into")
+
+    def submit(self, plan: Plan, *, timeout_s: float | None = None, notify: bytes = b"") -> Transfer:
+        """Start moving; never blocks.
+
+        `timeout_s`: when unfinished pieces fail (default: the option transfer_timeout_s). `notify`: a message
+        that the peer gets once all data is visible to it; at most 1 MiB. Raises `PeerLostError`,
+        `ResourceExhaustedError`.
+        """
+        limit_s = self._options.transfer_timeout_s if timeout_s is None else timeout_s
+        return Transfer(self._native.submit(plan, limit_s, notify), plan, limit_s)
+
+    def send(self, peer: Peer | int, body: bytes, *, timeout_s: float = 5.0) -> None:
+        """Send a control message of at most 1 MiB to a peer or its handle; blocks up to `timeout_s`.
+
+        Raises `NotFoundError` (unknown handle), `PeerLostError`, `DeadlineExceededError`,
+        `InvalidArgumentError`.
+        """
+        self._native.send(peer.handle if isinstance(peer, Peer) else peer, body, timeout_s)
+
+    def next_message(self, timeout_s: float) -> Message | None:
+        """Wait up to `timeout_s` for a message from any peer; None if there was none or the engine was
+        closed."""
+        return wait_in_slices(self._native.next_message, timeout_s, give_up=lambda: not self._finalizer.alive)
+
+    def peer(self, handle: int) -> Peer | None:
+        """Return the peer that a message came from; None once it is gone."""
+        native = self._native.peer(handle)
+        return None if native is None else self._wrap(native)
+
+    def peers(self) -> list[Peer]:
+        """Return all peers, those that connected to us included."""
+        return [self._wrap(native) for native in self._native.peers()]
+
+    def counters(self) -> dict[str, int]:
+        """Return engine-wide counters; names end in _total or _bytes."""
+        return self._native.counters()
+
+    def close(self) -> None:
+        """Stop everything: transfers under way fail with `CancelledError`. Blocks to end the threads;
+        idempotent."""
+        self._finalizer()
+
+    def _wrap(self, native: _native.Peer) -> Peer:
+        return Peer(native, self.node_id)
+
+    def __enter__(self) -> Engine:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"Engine(node_id={self.node_id!r}, endpoint='{self.endpoint}')"
+
+
+def _close(native: _native.Engine, memory: dict[tuple[int, int], HostMemory | None]) -> None:
+    """Close first, let go of the registered memory after it."""
+    native.close()
+    memory.clear()

@@ -1,0 +1,77 @@
+"""Memory of this process that peers may read or write."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from kvferry._native import RegionInfo
+from kvferry.errors import StaleError
+
+if TYPE_CHECKING:
+    from kvferry.transfer.engine import Engine
+
+
+class Region:
+    """A registered range. Made by `Engine.register` and `Engine.allocate`; keeps the memory alive until
+    unregistered.
+
+    Thread-safe. `memory` is set for allocated regions only: a writable view, which must not be used after
+    `unregister` or `Engine.close`.
+    """
+
+    def __init__(
+        self, engine: Engine, info: RegionInfo, *, read_only: bool, memory: memoryview | None
+    ) -> None:
+        self._engine = engine
+        self._info = info
+        self._memory = memory
+        self.read_only = (
+            read_only  # whether our own user forbids writing: then it cannot be the target of a read
+        )
+
+    @property
+    def id(self) -> int:
+        """The id that pieces name."""
+        return self._info.id
+
+    @property
+    def generation(self) -> int:
+        """Tells apart regions that had the same id one after the other."""
+        return self._info.generation
+
+    @property
+    def name(self) -> str:
+        """The name that peers find it by."""
+        return self._info.name
+
+    @property
+    def length_bytes(self) -> int:
+        """Length of the range."""
+        return self._info.length_bytes
+
+    @property
+    def access(self) -> str:
+        """What peers may do: "r", "w" or "rw"."""
+        return self._info.access
+
+    @property
+    def memory(self) -> memoryview:
+        """The bytes of an allocated region. `StaleError` if it was registered, not allocated, or is gone."""
+        if self._memory is None:
+            raise StaleError(
+                f"region {self.name!r} has no view: it was not allocated here or was unregistered"
+            )
+        return self._memory
+
+    def unregister(self, timeout_s: float = 5.0) -> None:
+        """Make it unreachable and wait until no transfer touches it; idempotent.
+
+        Raises `DeadlineExceededError` if a transfer still runs then: the memory stays reserved, call again.
+        """
+        self._engine._unregister(self, timeout_s)
+
+    def __repr__(self) -> str:
+        return f"Region(id={self.id}, name={self.name!r}, {self.length_bytes} bytes, access={self.access!r})"
+
+    def _forget_memory(self) -> None:
+        self._memory = None

@@ -1,0 +1,135 @@
+#include "kvferry/engine.h"
+
+#include <pybind11/stl.h>
+
+#include <cstdint>
+#include <limits>
+
+#include "buffers.h"
+#include "errors.h"
+#include "module.h"
+#include "region.h"
+#include "seconds.h"
+
+namespace kvferry::python {
+namespace {
+
+struct EngineDeleter {  // joins threads: others may run meanwhile
+  void operator()(Engine* engine) const {
+    const GilRelease unlocked;
+    delete engine;
+  }
+};
+using EngineHolder = std::unique_ptr<Engine, EngineDeleter>;
+using EngineClass = py::class_<Engine, EngineHolder>;
+
+EngineHolder create(const EngineOptions& options) {
+  const GilRelease unlocked;
+  return EngineHolder(unwrap(Engine::create(options)).release());
+}
+
+RegionInfo register_address(Engine& self, std::uintptr_t address, std::uint64_t length_bytes, const std::string& name,
+                            const std::string& access) {
+  void* data = reinterpret_cast<void*>(address);  // NOLINT: an address is what buffers and tensors tell
+  return unwrap(self.register_memory(data, length_bytes, name, parse_access(access), MemoryKind::kHost));
+}
+
+std::pair<RegionInfo, std::uintptr_t> allocate(Engine& self, std::uint64_t length_bytes, const std::string& name,
+                                               const std::string& access) {
+  const auto [info, data] = unwrap(self.allocate(length_bytes, name, parse_access(access)));
+  return {info, reinterpret_cast<std::uintptr_t>(data)};
+}
+
+std::shared_ptr<Peer> connect(Engine& self, const Endpoint& endpoint, const std::string& expected, double timeout_s) {
+  const NodeId node = expected.empty() ? NodeId{} : unwrap(NodeId::parse(expected));
+  return unwrap(self.connect(endpoint, node, to_milliseconds(timeout_s)));
+}
+
+Op parse_op(const std::string& op) {
+  if (op == "read") return Op::kRead;
+  if (op == "write") return Op::kWrite;
+  throw StatusError{{Code::kInvalidArgument, "op '" + op + "' must be 'read' or 'write'"}};
+}
+
+// Only const methods of Plan are bound; pybind11 cannot hold a pointer to const.
+std::shared_ptr<Plan> prepare(Engine& self, const std::shared_ptr<Peer>& peer, const py::buffer& array,
+                              const std::string& op) {
+  const std::vector<Piece> pieces = read_pieces(array);
+  const GilRelease unlocked;
+  return std::const_pointer_cast<Plan>(unwrap(self.prepare(peer, pieces, parse_op(op))));
+}
+
+std::shared_ptr<Transfer> submit(Engine& self, const std::shared_ptr<Plan>& plan, std::optional<double> timeout_s,
+                                 const py::bytes& notify) {
+  SubmitOptions options;
+  if (timeout_s) options.timeout = to_milliseconds(*timeout_s);
+  options.notify = std::string(notify);
+  const GilRelease unlocked;
+  return unwrap(self.submit(plan, std::move(options)));
+}
+
+void send(Engine& self, std::uint64_t peer, const py::bytes& body, double timeout_s) {
+  const std::string copy(body);
+  const GilRelease unlocked;
+  check(self.send(peer, copy, to_milliseconds(timeout_s)));
+}
+
+std::optional<std::shared_ptr<Peer>> find_peer(Engine& self, std::uint64_t handle) {
+  std::shared_ptr<Peer> peer = self.peer(handle);
+  if (!peer) return std::nullopt;
+  return peer;
+}
+
+void bind_message(py::module_& module) {
+  py::class_<Message>(module, "Message", "A control message from a peer. Immutable.")
+      .def_readonly("peer", &Message::peer, "Handle of the peer: answer with Engine.send.")
+      .def_property_readonly("body", [](const Message& self) { return py::bytes(self.body); });
+}
+
+void bind_memory(EngineClass& cls, Blocking& blocking) {
+  blocking.def(cls, "register_address", &register_address, py::arg("address"), py::arg("length_bytes"), py::arg("name"),
+               py::arg("access"));
+  blocking.def(cls, "allocate", &allocate, py::arg("length_bytes"), py::arg("name"), py::arg("access"));
+  blocking.def(
+      cls, "unregister",
+      [](Engine& self, std::uint32_t id, std::uint32_t generation, double timeout_s) {
+        check(self.unregister({id, generation}, to_milliseconds(timeout_s)));
+      },
+      py::arg("id"), py::arg("generation"), py::arg("timeout_s"));
+  cls.def(
+      "set_metadata", [](Engine& self, const py::bytes& metadata) { check(self.set_metadata(std::string(metadata))); },
+      py::arg("metadata"));
+}
+
+void bind_traffic(EngineClass& cls, Blocking& blocking) {
+  blocking.def(cls, "connect", &connect, py::arg("endpoint"), py::arg("expected"), py::arg("timeout_s"));
+  cls.def("prepare", &prepare, py::arg("peer"), py::arg("pieces"), py::arg("op"));
+  blocking.note("Engine.prepare");
+  cls.def("submit", &submit, py::arg("plan"), py::arg("timeout_s"), py::arg("notify"));
+  blocking.note("Engine.submit");
+  cls.def("send", &send, py::arg("peer"), py::arg("body"), py::arg("timeout_s"));
+  blocking.note("Engine.send");
+  blocking.def(
+      cls, "next_message", [](Engine& self, double timeout_s) { return self.next_message(to_milliseconds(timeout_s)); },
+      py::arg("timeout_s"));
+}
+
+}  // namespace
+
+void bind_engine(py::module_& module, Blocking& blocking) {
+  module.def("buffer_address", &buffer_address, py::arg("buffer"), "Address of a contiguous buffer's first byte.");
+  bind_message(module);
+  EngineClass cls(module, "Engine");
+  cls.def(py::init(&create), py::arg("options"))
+      .def_property_readonly("node_id", [](const Engine& self) { return self.node_id().to_string(); })
+      .def_property_readonly("endpoint", &Engine::endpoint)
+      .def("peer", &find_peer, py::arg("handle"))
+      .def("peers", &Engine::peers)
+      .def("counters", &Engine::counters);
+  blocking.note("Engine.__init__");
+  bind_memory(cls, blocking);
+  bind_traffic(cls, blocking);
+  blocking.def(cls, "close", [](Engine& self) { self.close(); });
+}
+
+}  // namespace kvferry::python

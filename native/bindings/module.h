@@ -1,0 +1,18 @@
+// What each file of this folder adds to the module kvferry._native.
+#pragma once
+
+#include <pybind11/pybind11.h>
+
+#include "gil.h"
+
+namespace kvferry::python {
+
+void bind_log(py::module_& module, Blocking& blocking);
+void bind_endpoint(py::module_& module);
+void bind_options(py::module_& module);
+void bind_region(py::module_& module);
+void bind_peer(py::module_& module, Blocking& blocking);
+void bind_transfer(py::module_& module, Blocking& blocking);  // Plan and Transfer
+void bind_engine(py::module_& module, Blocking& blocking);
+
+}  // namespace kvferry::python
