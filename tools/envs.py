@@ -172,6 +172,15 @@ def ensure_wheel() -> Path:
     return next(folder.glob("kvferry-*.whl"))
 
 
+def _new_layer(base: Path, env: Path, log: Path, label: str) -> None:
+    """Make an environment that sees all of `base` and whose own packages come first."""
+    run_logged([python_of(base), "-m", "venv", "--without-pip", env], log, label, timeout_s=120.0)
+    version = f"python{sys.version_info[0]}.{sys.version_info[1]}"
+    below = base / "lib" / version / "site-packages"
+    layer = env / "lib" / version / "site-packages"
+    (layer / "kvferry_base_env.pth").write_text(f"import site; site.addsitedir({str(below)!r})\n")
+
+
 def ensure_overlay(name: str) -> Path:
     """An environment layered on the cached `name`, with KVFerry's wheel in it; that one stays unchanged."""
     base = ensure_env(name)
@@ -180,19 +189,24 @@ def ensure_overlay(name: str) -> Path:
     def build(env: Path) -> None:
         log = _log(f"{name}-kvferry")
         label = f"environment '{name}': adding KVFerry"
-        run_logged([python_of(base), "-m", "venv", "--without-pip", env], log, label, timeout_s=120.0)
-        version = f"python{sys.version_info[0]}.{sys.version_info[1]}"
-        below = base / "lib" / version / "site-packages"
-        layer = env / "lib" / version / "site-packages"
-        (layer / "kvferry_base_env.pth").write_text(f"import site; site.addsitedir({str(below)!r})\n")
-        arguments = ["--no-deps", "--no-index", wheel]
-        run_logged(
-            [python_of(env), "-m", "pip", "install", *arguments], log, f"{label}: installing", timeout_s=120.0
-        )
+        _new_layer(base, env, log, label)
+        _pip(env, log, f"{label}: installing", "--no-deps", "--no-index", wheel)
 
-    return cache.ensure(
-        f"env-{name}-kvferry", cache.digest(base.name, wheel.parent.name), build, in_place=True
-    )
+    key = cache.digest(base.name, wheel.parent.name)
+    return cache.ensure(f"env-{name}-kvferry", key, build, in_place=True)
+
+
+def ensure_peers() -> Path:
+    """An environment with other people's proxies, layered on the vLLM one."""
+    base = ensure_env("vllm")
+    pins = REQUIREMENTS / "peers.txt"
+
+    def build(env: Path) -> None:
+        label = "environment 'peers': installing proxies that drive the connector in tests"
+        _new_layer(base, env, _log("peers"), label)
+        _pip(env, _log("peers"), label, "--no-deps", "-r", pins)
+
+    return cache.ensure("env-peers", cache.digest(base.name, pins), build, in_place=True)
 
 
 def main() -> int:

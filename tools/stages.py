@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from tools.envs import ROOT, ensure_env, ensure_overlay, ensure_wheel, python_of
+from tools.envs import ROOT, ensure_env, ensure_overlay, ensure_peers, ensure_wheel, python_of
 from tools.models import ensure_model
 
 NATIVE = ROOT / "native"
@@ -77,11 +77,6 @@ def _lint(_context: Context) -> list[Command]:
     ]
 
 
-def _stubs(_context: Context) -> list[Command]:
-    overlay = python_of(ensure_overlay("dev"))
-    return [Command("stubs match the native module", [overlay, ROOT / "tools" / "stubs.py", "--check"])]
-
-
 def _native(preset: str) -> Callable[[Context], list[Command]]:
     def commands(_context: Context) -> list[Command]:
         env = {**_dev_path(), **_SANITIZER_ENV}
@@ -125,6 +120,7 @@ def _packaging(context: Context) -> list[Command]:
 
 def _engines(context: Context) -> list[Command]:
     env = {"KVFERRY_VLLM_PYTHON": str(python_of(ensure_overlay("vllm")))}
+    env["KVFERRY_PEERS_PYTHON"] = str(python_of(ensure_peers()))
     for name in ("tiny", "sliding", "smollm2"):
         env[f"KVFERRY_MODEL_{name.upper()}"] = str(ensure_model(name))
     arguments = ["tests/engines", "--durations=15"]
@@ -139,7 +135,6 @@ def _setup(_context: Context) -> list[Command]:
 ALL: tuple[Stage, ...] = (
     Stage("setup", "environments and KVFerry's wheel", _setup, fast=True),
     Stage("lint", "ruff, clang-format, mypy, codespell", _lint, fast=True),
-    Stage("stubs", "the native module's type stubs", _stubs, fast=True),
     Stage("native", "C++ tests, warnings as errors", _native("release"), fast=True),
     Stage("python", "Python tests", _python, fast=True),
     Stage("packaging", "wheel, house limits", _packaging),
