@@ -8,6 +8,12 @@ void ByteWriter::little_endian(std::uint64_t value, int width) {
   for (int i = 0; i < width; ++i) out_.push_back(static_cast<std::byte>(value >> (8 * i)));
 }
 
+void ByteWriter::raw(ByteView bytes) {
+  const std::size_t at = out_.size();
+  out_.resize(at + bytes.size());
+  std::copy(bytes.begin(), bytes.end(), out_.begin() + static_cast<std::ptrdiff_t>(at));
+}
+
 void ByteWriter::text8(std::string_view text) {
   text = text.substr(0, UINT8_MAX);
   u8(static_cast<std::uint8_t>(text.size()));

@@ -34,7 +34,7 @@ class ByteWriter {
   void u16(std::uint16_t value) { little_endian(value, 2); }
   void u32(std::uint32_t value) { little_endian(value, 4); }
   void u64(std::uint64_t value) { little_endian(value, 8); }
-  void raw(ByteView bytes) { out_.insert(out_.end(), bytes.begin(), bytes.end()); }
+  void raw(ByteView bytes);
   // Length prefix of 1, 2 or 4 bytes, then the text. Longer text than the prefix can say is cut: encoders check first.
   void text8(std::string_view text);
   void text16(std::string_view text);

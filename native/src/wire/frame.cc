@@ -163,8 +163,8 @@ Status FrameHeader::check_body(ByteView body) const {
 
 Bytes encode_frame(FrameType type, std::uint64_t request_id, ByteView body, std::uint16_t flags) {
   const auto header = header_for(type, request_id, body, flags).encode();
-  Bytes out(header.begin(), header.end());
-  out.insert(out.end(), body.begin(), body.end());
+  Bytes out(header.size() + body.size());
+  std::ranges::copy(body, std::ranges::copy(header, out.begin()).out);
   return out;
 }
 
