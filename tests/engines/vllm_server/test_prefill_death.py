@@ -1,4 +1,4 @@
-"""kill -9 of the prefill server in mid-transfer, and its return: answers stay right, the decode server lives on."""
+"""kill -9 of the prefill server in mid-transfer, and its return: answers stay right, decode lives on."""
 
 from __future__ import annotations
 
