@@ -152,10 +152,23 @@ class HandoffOptions(Options, frozen=True, kw_only=True):
     connect_timeout_s: Annotated[
         float, _seconds("Time allowed for the first contact with a prefill engine.")
     ] = 5.0
+    control_timeout_s: Annotated[
+        float,
+        _seconds(
+            "Time allowed for a prefill engine to confirm that a lease was held; without it the load is void."
+        ),
+    ] = 5.0
     max_concurrent_loads: Annotated[
         int,
         Meta(ge=1, le=1024, description="Requests loaded at the same time by one worker; the rest queue."),
     ] = 8
+    load_failure: Annotated[
+        Literal["recompute", "fail"],
+        Meta(
+            description="What becomes of a request whose KV cache could not be loaded: its prompt is "
+            "computed by the decode engine, or the request ends with an error."
+        ),
+    ] = "recompute"
 
 
 class RouterOptions(Options, frozen=True, kw_only=True):

@@ -1,0 +1,48 @@
+"""Handing a request's KV cache from a prefill engine (producer) to a decode engine (consumer).
+
+Engine-neutral: an engine's connector translates its own events into these calls. The consumer pulls: it reads
+the producer's blocks one-sided, gives the lease back, and trusts what it read only if the lease had been held
+until then.
+"""
+
+from __future__ import annotations
+
+from kvferry.handoff.consumer import Consumer, ConsumerLimits, LoadRequest, LoadResult
+from kvferry.handoff.control import ControlClient
+from kvferry.handoff.leases import LeaseIssuer
+from kvferry.handoff.params import (
+    LeaseAddress,
+    RemotePrefill,
+    build_remote_prefill,
+    parse_lease_address,
+    parse_remote_prefill,
+    prompt_digest,
+    wants_remote_decode,
+    wants_remote_prefill,
+)
+from kvferry.handoff.peers import PeerBook
+from kvferry.handoff.producer import LeaseTable
+from kvferry.handoff.releaser import LeaseReleaser
+from kvferry.handoff.service import HandoffWorker, MessageLoop
+
+__all__ = [
+    "Consumer",
+    "ConsumerLimits",
+    "ControlClient",
+    "HandoffWorker",
+    "LeaseAddress",
+    "LeaseIssuer",
+    "LeaseReleaser",
+    "LeaseTable",
+    "LoadRequest",
+    "LoadResult",
+    "MessageLoop",
+    "PeerBook",
+    "RemotePrefill",
+    "build_remote_prefill",
+    "parse_lease_address",
+    "parse_remote_prefill",
+    "prompt_digest",
+    "wants_remote_decode",
+    "wants_remote_prefill",
+]

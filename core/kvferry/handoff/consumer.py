@@ -1,0 +1,372 @@
+"""The consumer: reads a request's KV cache from a prefill engine into local blocks, or says why not.
+
+The order of events is what makes a load safe: the blocks are read, then the lease is given back, and only if
+the prefill engine answers that the lease had been held until then are the blocks reported as loaded. Anything
+else is a failed load, and the engine recomputes. A load is reported once, after no thread touches its local
+blocks any more.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, NamedTuple, Protocol
+
+import msgspec
+
+from kvferry.errors import (
+    CancelledError,
+    DeadlineExceededError,
+    InternalError,
+    InvalidArgumentError,
+    KVFerryError,
+    PeerLostError,
+    StaleError,
+    UnavailableError,
+)
+from kvferry.handoff.control import ControlClient
+from kvferry.handoff.messages import ReleaseReason
+from kvferry.handoff.params import LeaseAddress, RemotePrefill
+from kvferry.handoff.peers import KnownPeer, PeerBook
+from kvferry.handoff.renewals import Renewals
+from kvferry.layout import KVGeometry, map_blocks
+
+if TYPE_CHECKING:
+    from kvferry.transfer import Engine, Transfer
+
+logger = logging.getLogger(__name__)
+
+_SETTLE_POLL_S = 5.0  # a cancelled transfer settles soon; how often to complain while it has not
+_MIN_CONTROL_S = 0.5  # least time left for giving the lease back
+
+
+class LoadRequest(msgspec.Struct, frozen=True):
+    """One request's KV cache to read: prompt tokens [first_token, first_token + num_tokens).
+
+    `local_block_ids[g]` are the blocks of group g that receive them, the first one beginning at
+    `first_token`.
+    """
+
+    request_id: str
+    remote: RemotePrefill
+    local_block_ids: tuple[tuple[int, ...], ...]
+    first_token: int
+    num_tokens: int
+
+
+class LoadResult(NamedTuple):
+    """How a load ended. `error` None: every byte arrived while the lease was held."""
+
+    request_id: str
+    error: KVFerryError | None
+    bytes: int
+    seconds: float  # from submit to the end
+    transport: str
+    peer: str  # endpoint
+
+    @property
+    def cancelled(self) -> bool:
+        """Whether it ended because its owner no longer wanted it."""
+        return isinstance(self.error, CancelledError)
+
+
+class Executor(Protocol):
+    """Runs jobs on threads of its own. `submit` never blocks."""
+
+    def submit(self, job: Callable[[], None], /) -> bool:
+        """Run `job` some time soon; False: it will not be, since the executor is closed."""
+
+
+class _Load:
+    def __init__(self, request: LoadRequest, started_at: float, deadline: float) -> None:
+        self.request = request
+        self.started_at = started_at
+        self.deadline = deadline
+        self.running = False
+        self.cancelled = False
+        self.unconfirmed = False  # the peer did not answer in time
+        self.transfer: Transfer | None = None
+        self.bytes = 0
+        self.transport = ""
+
+
+class ConsumerLimits(NamedTuple):
+    """Times of a consumer, in seconds."""
+
+    load_timeout_s: float = 30.0
+    control_timeout_s: float = 5.0
+
+
+class Consumer:
+    """Loads of one worker of a decode engine. Thread-safe; no method blocks.
+
+    `loads` runs loads, and its thread count bounds how many run at once; `chores` runs short control work, so
+    that it does not queue behind loads. `rank` is the tensor-parallel rank: it reads from the same rank of
+    the prefill engine. `tick` must be called several times a second.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        geometry: KVGeometry,
+        local_regions: Mapping[str, int],
+        peers: PeerBook,
+        control: ControlClient,
+        *,
+        loads: Executor,
+        chores: Executor,
+        rank: int = 0,
+        limits: ConsumerLimits,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._engine = engine
+        self._geometry = geometry
+        self._local_regions = local_regions
+        self._peers = peers
+        self._control = control
+        self._load_pool = loads
+        self._chore_pool = chores
+        self._rank = rank
+        self._limits = limits
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._loads: dict[str, _Load] = {}
+        self._results: list[LoadResult] = []
+        self._counts: Counter[str] = Counter()
+        self._renewals = Renewals(peers, control, chores, rank=rank, clock=clock)
+        self._closed = False
+
+    def watch(self, request_id: str, address: LeaseAddress) -> None:
+        """Renew the lease from now on: the request waits for its turn in the decode engine."""
+        self._renewals.add(request_id, address)
+
+    def submit(self, request: LoadRequest) -> None:
+        """Start a load; its result comes within the load timeout plus the time to settle."""
+        now = self._clock()
+        load = _Load(request, now, now + self._limits.load_timeout_s)
+        with self._lock:
+            if request.request_id in self._loads:
+                self._counts["duplicate_loads"] += 1
+                return
+            self._loads[request.request_id] = load
+        self._renewals.add(request.request_id, request.remote.address)
+        if self._closed or not self._load_pool.submit(lambda: self._run(load)):
+            self._settle_queued(load, CancelledError("the engine is shutting down"))
+
+    def cancel(self, request_id: str) -> None:
+        """End a load soon: its request was aborted. The result still comes, once local memory is quiet."""
+        with self._lock:
+            load = self._loads.get(request_id)
+            if load is None:
+                return
+            load.cancelled = True
+            transfer, running = load.transfer, load.running
+        if transfer is not None:
+            transfer.cancel()
+        if not running:
+            self._settle_queued(load, CancelledError("the request was aborted"))
+
+    def release(self, request_id: str, address: LeaseAddress, reason: ReleaseReason) -> None:
+        """Give back a lease that needs no load, in the background; failures are left to the lease's end."""
+        self._renewals.remove(request_id)
+        self._in_background(lambda: self._release(address, reason))
+
+    def take_results(self) -> list[LoadResult]:
+        """Return the loads that ended since the last call, each one once."""
+        with self._lock:
+            results, self._results = self._results, []
+            return results
+
+    def take_counts(self) -> dict[str, int]:
+        """Return what happened since the last call: duplicate_loads, release_failures, failed_renewals."""
+        with self._lock:
+            counts, self._counts = self._counts, Counter()
+        return dict(counts + Counter(self._renewals.take_counts()))
+
+    def pending(self) -> int:
+        """Return how many loads have not ended."""
+        with self._lock:
+            return len(self._loads)
+
+    def tick(self) -> None:
+        """Renew leases that are due, and fail queued loads whose time is over."""
+        now = self._clock()
+        with self._lock:
+            late = [load for load in self._loads.values() if not load.running and now >= load.deadline]
+        for load in late:
+            self._settle_queued(load, self._timed_out(load, "loaded"))
+        self._renewals.tick()
+
+    def close(self) -> None:
+        """Cancel all loads; their results still come."""
+        with self._lock:
+            self._closed = True
+            pending = list(self._loads)
+        for request_id in pending:
+            self.cancel(request_id)
+
+    def _run(self, load: _Load) -> None:
+        with self._lock:
+            if self._loads.get(load.request.request_id) is not load:
+                return  # cancelled or timed out while queued
+            load.running = True
+        error: KVFerryError | None = None
+        try:
+            self._load(load)
+        except KVFerryError as failure:
+            error = failure
+        except Exception as failure:
+            logger.exception("load of request %s failed unexpectedly", load.request.request_id)
+            error = InternalError(f"{type(failure).__name__}: {failure}")
+        if error is not None:
+            error = self._after_failure(load, error)
+        self._finish(load, error)
+
+    def _load(self, load: _Load) -> None:
+        address = load.request.remote.address
+        node_id, endpoint = self._target(address)
+        known = self._peers.get(node_id, endpoint, self._remaining(load))
+        pieces = self._map(load.request, known)
+        plan = self._engine.prepare(known.peer, pieces, op="read")
+        transfer = self._engine.submit(plan, timeout_s=self._remaining(load))
+        with self._lock:
+            load.transfer = transfer
+            cancelled = load.cancelled
+        if cancelled:
+            transfer.cancel()
+        self._await_settled(load, transfer)
+        load.bytes, load.transport = int(transfer.bytes), transfer.transport
+        transfer.raise_if_failed()
+        self._confirm(load, known)
+
+    def _confirm(self, load: _Load, known: KnownPeer) -> None:
+        """Give the lease back and make sure that it had been held while its blocks were read."""
+        lease_id = load.request.remote.address.lease
+        timeout_s = max(_MIN_CONTROL_S, min(self._limits.control_timeout_s, load.deadline - self._clock()))
+        try:
+            held = self._control.release(known.peer, lease_id, "done", timeout_s)
+        except DeadlineExceededError:
+            load.unconfirmed = True
+            raise
+        if not held:
+            raise StaleError(
+                f"lease {lease_id} had ended at prefill engine {known.peer.endpoint} before its blocks were "
+                "read; raise handoff.lease_s there if this repeats"
+            )
+
+    def _map(self, request: LoadRequest, known: KnownPeer) -> object:
+        pieces = map_blocks(
+            self._geometry,
+            known.cache,
+            request.local_block_ids,
+            request.remote.block_ids,
+            local_regions=self._local_regions,
+            remote_regions=known.regions,
+            local_first_token=request.first_token,
+            first_token=request.first_token,
+            num_tokens=request.num_tokens,
+        )
+        if not len(pieces):
+            raise InvalidArgumentError(f"request {request.request_id} names no bytes to load")
+        return pieces
+
+    def _await_settled(self, load: _Load, transfer: Transfer) -> None:
+        """Wait until no thread touches local memory.
+
+        Reporting earlier would let the engine reuse blocks under a copy.
+        """
+        if transfer.wait(max(0.0, load.deadline - self._clock())):
+            return
+        transfer.cancel()
+        while not transfer.wait(_SETTLE_POLL_S):
+            logger.error(
+                "transfer of request %s is still not settled after its deadline; its blocks stay reserved",
+                load.request.request_id,
+            )
+
+    def _target(self, address: LeaseAddress) -> tuple[str, str]:
+        if self._geometry.tp_size != address.tp_size:
+            raise InvalidArgumentError(
+                f"tensor parallel sizes differ: ours {self._geometry.tp_size}, prefill engine's "
+                f"{address.tp_size}; start both with the same size"
+            )
+        return address.node_ids[self._rank], address.endpoints[self._rank]
+
+    def _remaining(self, load: _Load) -> float:
+        remaining_s = load.deadline - self._clock()
+        if remaining_s <= 0:
+            raise self._timed_out(load, "loaded")
+        return remaining_s
+
+    def _timed_out(self, load: _Load, what: str) -> DeadlineExceededError:
+        return DeadlineExceededError(
+            f"request {load.request.request_id} was not {what} from {self._name(load)} within "
+            f"{self._limits.load_timeout_s:.1f} s (handoff.load_timeout_s)"
+        )
+
+    def _name(self, load: _Load) -> str:
+        endpoints = load.request.remote.address.endpoints
+        return endpoints[self._rank] if self._rank < len(endpoints) else endpoints[0]
+
+    def _after_failure(self, load: _Load, error: KVFerryError) -> KVFerryError:
+        """Back off from a peer that is gone, tell one that is there, and return the error to report."""
+        address = load.request.remote.address
+        if load.cancelled:
+            error = CancelledError(f"the request was aborted while it was loaded from {self._name(load)}")
+        elif isinstance(error, PeerLostError | UnavailableError) or load.unconfirmed:
+            target = self._target(address)
+            if self._peers.connected(*target) is not None or isinstance(error, PeerLostError):
+                self._peers.report_failure(*target, error)
+            return error
+        if not isinstance(error, StaleError):
+            self._in_background(lambda: self._release(address, "aborted"))
+        return error
+
+    def _release(self, address: LeaseAddress, reason: ReleaseReason) -> None:
+        """Give the lease back at every rank of the prefill engine that is ours to tell."""
+        for rank in range(self._rank, address.tp_size, self._geometry.tp_size):
+            endpoint = address.endpoints[rank]
+            try:
+                known = self._peers.reach(address.node_ids[rank], endpoint, self._limits.control_timeout_s)
+                self._control.release(known.peer, address.lease, reason, self._limits.control_timeout_s)
+            except KVFerryError as error:
+                self._count("release_failures")
+                logger.debug(
+                    "could not give lease %s back at %s, it runs out by itself: %s",
+                    address.lease,
+                    endpoint,
+                    error,
+                )
+
+    def _in_background(self, job: Callable[[], None]) -> None:
+        if not self._chore_pool.submit(job):
+            self._count("release_failures")
+
+    def _settle_queued(self, load: _Load, error: KVFerryError) -> None:
+        """End a load that no thread has begun."""
+        with self._lock:
+            if load.running or self._loads.get(load.request.request_id) is not load:
+                return
+            del self._loads[load.request.request_id]
+            self._append_result(load, error)
+        self.release(load.request.request_id, load.request.remote.address, "aborted")
+
+    def _finish(self, load: _Load, error: KVFerryError | None) -> None:
+        self._renewals.remove(load.request.request_id)
+        with self._lock:
+            del self._loads[load.request.request_id]
+            self._append_result(load, error)
+
+    def _append_result(self, load: _Load, error: KVFerryError | None) -> None:
+        seconds = self._clock() - load.started_at
+        moved = load.bytes if error is None else 0
+        self._results.append(
+            LoadResult(load.request.request_id, error, moved, seconds, load.transport, self._name(load))
+        )
+
+    def _count(self, name: str) -> None:
+        with self._lock:
+            self._counts[name] += 1

@@ -1,0 +1,108 @@
+"""The consumer's side of the control messages: giving leases back with an answer, and renewing them."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+from kvferry.errors import DeadlineExceededError, PeerLostError
+from kvferry.handoff.messages import (
+    MAX_LEASES_PER_RENEW,
+    Release,
+    Released,
+    ReleaseReason,
+    Renew,
+    encode_message,
+)
+
+if TYPE_CHECKING:
+    from kvferry.transfer import Engine, Peer
+
+NO_ANSWER = 0  # correlation of a release whose answer nobody waits for
+SEND_TIMEOUT_S = (
+    0.2  # a control message is small: no room for it in that time means that the peer does not read
+)
+_POLL_S = 0.05  # how often a waiting thread looks whether the peer is still there
+
+
+class _Waiter:
+    def __init__(self, peer_handle: int) -> None:
+        self.peer_handle = peer_handle
+        self.answered = threading.Event()
+        self.held = False
+
+
+class ControlClient:
+    """Sends releases and renewals and matches the answers.
+
+    Thread-safe. Only `release` waits, up to its timeout.
+    """
+
+    def __init__(self, engine: Engine, *, clock: Callable[[], float] = time.monotonic) -> None:
+        self._engine = engine
+        self._clock = clock
+        self._correlations = itertools.count(NO_ANSWER + 1)
+        self._lock = threading.Lock()
+        self._waiters: dict[int, _Waiter] = {}
+        self._counts: Counter[str] = Counter()
+
+    def release(self, peer: Peer, lease_id: str, reason: ReleaseReason, timeout_s: float) -> bool:
+        """Give a lease back and return whether it had been held until then.
+
+        Raises PeerLostError or DeadlineExceededError when no answer came, or what `Engine.send` raises.
+        """
+        started = self._clock()
+        waiter = _Waiter(peer.handle)
+        with self._lock:
+            correlation = next(self._correlations)
+            self._waiters[correlation] = waiter
+        try:
+            body = encode_message(Release(lease_id, correlation, reason))
+            self._engine.send(peer, body, timeout_s=min(timeout_s, SEND_TIMEOUT_S))
+            while not waiter.answered.wait(_POLL_S):
+                if not peer.alive:
+                    raise PeerLostError(
+                        f"prefill engine at {peer.endpoint} was lost before it confirmed lease {lease_id}"
+                    )
+                if self._clock() - started >= timeout_s:
+                    raise DeadlineExceededError(
+                        f"prefill engine at {peer.endpoint} did not confirm lease {lease_id} "
+                        f"within {timeout_s:.1f} s"
+                    )
+            return waiter.held
+        finally:
+            with self._lock:
+                del self._waiters[correlation]
+
+    def tell_released(self, peer: Peer, lease_id: str, reason: ReleaseReason) -> None:
+        """Give a lease back without waiting for the answer. Raises what `Engine.send` raises."""
+        body = encode_message(Release(lease_id, NO_ANSWER, reason))
+        self._engine.send(peer, body, timeout_s=SEND_TIMEOUT_S)
+
+    def renew(self, peer: Peer, lease_ids: Sequence[str]) -> None:
+        """Ask for more time for `lease_ids`. Raises what `Engine.send` raises."""
+        for start in range(0, len(lease_ids), MAX_LEASES_PER_RENEW):
+            body = encode_message(Renew(tuple(lease_ids[start : start + MAX_LEASES_PER_RENEW])))
+            self._engine.send(peer, body, timeout_s=SEND_TIMEOUT_S)
+
+    def on_released(self, peer_handle: int, message: Released) -> None:
+        """Take an answer of the peer; one that nobody waits for is counted and ignored."""
+        if message.correlation == NO_ANSWER:
+            return
+        with self._lock:
+            waiter = self._waiters.get(message.correlation)
+            if waiter is None or waiter.peer_handle != peer_handle or waiter.answered.is_set():
+                self._counts["late_answers"] += 1
+                return
+            waiter.held = message.held
+            waiter.answered.set()
+
+    def take_counts(self) -> dict[str, int]:
+        """Return what was counted since the last call: late_answers."""
+        with self._lock:
+            counts, self._counts = dict(self._counts), Counter()
+            return counts

@@ -1,0 +1,156 @@
+"""The producer's lease table: which finished requests' blocks must stay, and when they may go."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Iterable
+
+import msgspec
+
+from kvferry.errors import InvalidArgumentError
+from kvferry.handoff.leases import parse_lease_id
+
+MAX_EARLY_RELEASES = 4096
+MAX_REMEMBERED_ENDS = 8192
+
+
+class _Lease(msgspec.Struct):
+    owner: str
+    expires_at: float
+
+
+class LeaseTable:
+    """Leases of one worker of a prefill engine, by lease id. Thread-safe; never blocks.
+
+    A lease begins with `admit` and ends once: by `release`, or when `expire` finds its time over.
+    `take_ended` hands each ended lease's owner out exactly once, which is when the engine may reuse the
+    blocks.
+
+    A consumer can be faster than the engine's own message to its worker, so a release may come before
+    `admit`. The sequence in the lease id tells: beyond what has been admitted, it is early, held, and
+    remembered; otherwise the lease has ended and the answer is no. `clock` returns seconds and never goes
+    back.
+    """
+
+    def __init__(self, lease_s: float, *, clock: Callable[[], float] = time.monotonic) -> None:
+        self._lease_s = lease_s
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._leases: dict[str, _Lease] = {}
+        self._instance = ""  # of the engine that issues the leases; empty until it has told
+        self._issued_through = 0
+        self._early: OrderedDict[str, tuple[str, float]] = OrderedDict()  # lease -> reason, when to forget it
+        self._past: OrderedDict[str, str] = OrderedDict()  # ended leases, only to name late notices rightly
+        self._ended: list[str] = []
+        self._counts: Counter[str] = Counter()
+
+    def admit(self, instance: str, issued_through: int, leases: Iterable[tuple[str, str]]) -> None:
+        """Begin `leases`, pairs of lease id and owner, of engine `instance`.
+
+        The engine has issued up to sequence `issued_through`. To be called in the order of issue. A lease
+        that is known, or has ended, is counted and ignored.
+        """
+        with self._lock:
+            if instance != self._instance:
+                self._instance, self._issued_through = instance, 0
+            for lease_id, owner in leases:
+                self._admit_one(lease_id, owner)
+            self._issued_through = max(self._issued_through, issued_through)
+
+    def release(self, lease_id: str, reason: str) -> bool:
+        """End a lease; whether it had been held until now.
+
+        A wrong, late or repeated id is counted and answered no.
+        """
+        with self._lock:
+            if lease_id in self._leases:
+                self._end(lease_id, reason)
+                return True
+            if self._is_early(lease_id):
+                known = lease_id in self._early
+                self._early[lease_id] = (reason, self._clock() + self._lease_s)
+                while len(self._early) > MAX_EARLY_RELEASES:
+                    self._early.popitem(last=False)
+                    self._counts["early_forgotten"] += 1
+                self._counts["duplicate_notices" if known else "early_notices"] += 1
+                return not known
+            past = self._past.get(lease_id)
+            kind = "unknown" if past is None else "late" if past == "expired" else "duplicate"
+            self._counts[f"{kind}_notices"] += 1
+            return False
+
+    def renew(self, lease_ids: Iterable[str]) -> int:
+        """Extend the leases that are alive by the lease time from now; return how many were."""
+        with self._lock:
+            expires_at = self._clock() + self._lease_s
+            alive = 0
+            for lease_id in lease_ids:
+                lease = self._leases.get(lease_id)
+                if lease is not None:
+                    lease.expires_at = expires_at
+                    alive += 1
+                elif not self._is_early(lease_id):
+                    self._counts["stale_renewals"] += 1
+            self._counts["renewals"] += alive
+            return alive
+
+    def expire(self) -> int:
+        """End the leases whose time is over and return how many; forget early releases without a lease."""
+        with self._lock:
+            now = self._clock()
+            over = [lease_id for lease_id, lease in self._leases.items() if lease.expires_at <= now]
+            for lease_id in over:
+                self._end(lease_id, "expired")
+            for lease_id in [key for key, (_, until) in self._early.items() if until <= now]:
+                del self._early[lease_id]
+                self._counts["early_forgotten"] += 1
+            return len(over)
+
+    def take_ended(self) -> set[str]:
+        """Return the owners whose leases have ended since the last call."""
+        with self._lock:
+            ended, self._ended = set(self._ended), []
+            return ended
+
+    def held(self) -> int:
+        """Return how many leases are alive."""
+        with self._lock:
+            return len(self._leases)
+
+    def take_counts(self) -> dict[str, int]:
+        """Return what happened since the last call, by name.
+
+        Names: granted, done, rejected, aborted, expired, renewals, and what was ignored (*_notices). Over the
+        table's life granted == done + rejected + aborted + expired + held().
+        """
+        with self._lock:
+            counts, self._counts = dict(self._counts), Counter()
+            return counts
+
+    def _admit_one(self, lease_id: str, owner: str) -> None:
+        if lease_id in self._leases or lease_id in self._past:
+            self._counts["duplicate_admissions"] += 1
+            return
+        self._leases[lease_id] = _Lease(owner, self._clock() + self._lease_s)
+        self._counts["granted"] += 1
+        early = self._early.pop(lease_id, None)
+        if early is not None:
+            self._end(lease_id, early[0])
+
+    def _end(self, lease_id: str, reason: str) -> None:
+        self._ended.append(self._leases.pop(lease_id).owner)
+        self._counts[reason] += 1
+        self._past[lease_id] = reason
+        while len(self._past) > MAX_REMEMBERED_ENDS:
+            self._past.popitem(last=False)
+
+    def _is_early(self, lease_id: str) -> bool:
+        try:
+            name = parse_lease_id(lease_id)
+        except InvalidArgumentError:
+            return False
+        if not self._instance:
+            return True
+        return name.instance == self._instance and name.sequence > self._issued_through

@@ -1,0 +1,204 @@
+"""The thread that serves a process's hand-off messages, and all hand-off parts of one worker."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING
+
+from kvferry.errors import KVFerryError, ProtocolError
+from kvferry.handoff.consumer import Consumer, ConsumerLimits
+from kvferry.handoff.control import SEND_TIMEOUT_S, ControlClient
+from kvferry.handoff.messages import Release, Released, Renew, decode_message, encode_message
+from kvferry.handoff.peers import PeerBook
+from kvferry.handoff.producer import LeaseTable
+
+if TYPE_CHECKING:
+    from kvferry.config import HandoffOptions
+    from kvferry.layout import KVGeometry
+    from kvferry.transfer import Engine, Message
+
+logger = logging.getLogger(__name__)
+
+POLL_S = 0.1  # how often leases, renewals and deadlines are looked at while no message comes
+CHORE_THREADS = 2
+
+
+class ThreadPool:
+    """Runs jobs on at most `threads` threads, started when needed. Thread-safe."""
+
+    def __init__(self, threads: int, name: str) -> None:
+        self._pool = ThreadPoolExecutor(threads, thread_name_prefix=name)
+
+    def submit(self, job: Callable[[], None]) -> bool:
+        """Queue `job`; False once closed. An exception that leaves the job is logged: it is a bug."""
+        try:
+            self._pool.submit(_logged, job)
+        except RuntimeError:  # what the pool raises after its shutdown
+            return False
+        return True
+
+    def close(self) -> None:
+        """Drop what is queued; running jobs end by their own deadlines."""
+        self._pool.shutdown(wait=False, cancel_futures=True)
+
+
+def _logged(job: Callable[[], None]) -> None:
+    try:
+        job()
+    except Exception:
+        logger.exception("a background job failed")
+
+
+class MessageLoop:
+    """Takes control messages from an engine and acts on them, in a thread of its own.
+
+    `table` None: this process holds no leases, every release is answered no. `tick` is called about ten times
+    a second.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        *,
+        table: LeaseTable | None = None,
+        control: ControlClient | None = None,
+        tick: Callable[[], None] | None = None,
+        name: str = "kvferry-handoff",
+    ) -> None:
+        self._engine = engine
+        self._table = table
+        self._control = control
+        self._tick = tick
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._lock = threading.Lock()
+        self._counts: Counter[str] = Counter()
+
+    def start(self) -> None:
+        """Start the thread."""
+        self._thread.start()
+
+    def close(self, timeout_s: float = 2.0) -> None:
+        """Stop the thread and wait for it."""
+        self._stop.set()
+        if self._thread.is_alive():
+            self._thread.join(timeout_s)
+
+    def take_counts(self) -> dict[str, int]:
+        """Return what was counted since the last call: malformed_messages, unanswered."""
+        with self._lock:
+            counts, self._counts = dict(self._counts), Counter()
+            return counts
+
+    def dispatch(self, message: Message) -> None:
+        """Act on one message. Whatever a peer sends, this does not raise."""
+        try:
+            decoded = decode_message(message.body)
+        except ProtocolError as error:
+            self._count("malformed_messages")
+            logger.debug("ignored a message from peer %s: %s", message.peer, error)
+            return
+        if isinstance(decoded, Release):
+            held = self._table is not None and self._table.release(decoded.lease_id, decoded.reason)
+            self._answer(message.peer, Released(decoded.correlation, held))
+        elif isinstance(decoded, Renew):
+            if self._table is not None:
+                self._table.renew(decoded.lease_ids)
+        elif self._control is not None:
+            self._control.on_released(message.peer, decoded)
+
+    def _answer(self, peer: int, answer: Released) -> None:
+        try:
+            self._engine.send(peer, encode_message(answer), timeout_s=SEND_TIMEOUT_S)
+        except KVFerryError as error:
+            self._count("unanswered")
+            logger.debug("could not answer peer %s: %s", peer, error)
+
+    def _run(self) -> None:
+        next_tick = time.monotonic()
+        while not self._stop.is_set():
+            self._guarded(self._one_message)
+            if time.monotonic() >= next_tick:
+                next_tick = time.monotonic() + POLL_S
+                self._guarded(self._periodic)
+
+    def _guarded(self, step: Callable[[], None]) -> None:
+        """Run a step; the thread must outlive a bug in it, or all leases and loads would hang."""
+        try:
+            step()
+        except Exception:
+            self._count("internal_errors")
+            logger.exception("hand-off service failed once and goes on")
+            self._stop.wait(POLL_S)
+
+    def _one_message(self) -> None:
+        message = self._engine.next_message(timeout_s=POLL_S)
+        if message is not None:
+            self.dispatch(message)
+
+    def _periodic(self) -> None:
+        if self._table is not None:
+            self._table.expire()
+        if self._tick is not None:
+            self._tick()
+
+    def _count(self, name: str) -> None:
+        with self._lock:
+            self._counts[name] += 1
+
+
+class HandoffWorker:
+    """Producer and consumer of one engine worker process, around one transfer engine. Thread-safe.
+
+    `geometry` and `local_regions` (region id by layer name) describe the registered KV cache; `rank` is the
+    tensor-parallel rank. The engine stays the caller's; close this before it.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        geometry: KVGeometry,
+        local_regions: Mapping[str, int],
+        options: HandoffOptions,
+        *,
+        allow_remote: bool,
+    ) -> None:
+        self._loads = ThreadPool(options.max_concurrent_loads, "kvferry-load")
+        self._chores = ThreadPool(CHORE_THREADS, "kvferry-chore")
+        self._control = ControlClient(engine)
+        self.table = LeaseTable(options.lease_s)
+        peers = PeerBook(
+            engine, geometry, allow_remote=allow_remote, connect_timeout_s=options.connect_timeout_s
+        )
+        self.consumer = Consumer(
+            engine,
+            geometry,
+            local_regions,
+            peers,
+            self._control,
+            loads=self._loads,
+            chores=self._chores,
+            rank=geometry.tp_rank,
+            limits=ConsumerLimits(options.load_timeout_s, options.control_timeout_s),
+        )
+        self._loop = MessageLoop(engine, table=self.table, control=self._control, tick=self.consumer.tick)
+        self._loop.start()
+
+    def take_counts(self) -> dict[str, int]:
+        """Return everything counted since the last call, by name."""
+        total: Counter[str] = Counter()
+        for part in (self.table, self.consumer, self._control, self._loop):
+            total.update(part.take_counts())
+        return dict(total)
+
+    def close(self) -> None:
+        """Cancel loads and stop the threads; bounded by about two seconds."""
+        self.consumer.close()
+        self._loads.close()
+        self._chores.close()
+        self._loop.close()
