@@ -119,7 +119,11 @@ ENGINE_HEADERS = {"kvferry/engine.h"}
 
 def includes(path: Path) -> list[str]:
     """Return what a C++ file includes from our own tree (and from Python)."""
-    return [name for bracket, name in _INCLUDE.findall(path.read_text(encoding="utf-8")) if bracket == '"' or "ython" in name or "pybind" in name]
+    return [
+        name
+        for bracket, name in _INCLUDE.findall(path.read_text(encoding="utf-8"))
+        if bracket == '"' or "ython" in name or "pybind" in name
+    ]
 
 
 def native_files() -> list[Path]:

@@ -9,7 +9,10 @@
 #include <string_view>
 #include <vector>
 
-#include "kvferry/engine.h"
+#include "kvferry/endpoint.h"
+#include "kvferry/node_id.h"
+#include "kvferry/status.h"
+#include "kvferry/types.h"
 
 namespace kvferry {
 
@@ -38,8 +41,8 @@ class Rail {
 struct PeerContext {
   NodeId self;
   NodeId node_id;
-  Endpoint endpoint;        // the peer's listening endpoint
-  std::string shm_name;     // the peer's same-host listener ("unix:@..."), empty if none
+  Endpoint endpoint;     // the peer's listening endpoint
+  std::string shm_name;  // the peer's same-host listener ("unix:@..."), empty if none
   bool same_host = false;
 };
 
