@@ -155,8 +155,11 @@ def python_nesting(source: Source) -> Iterator[Offence]:
 
 
 _CPP_NOISE = re.compile(
-    r'//[^\n]*|/\*.*?\*/|R"(?P<tag>[^()\s]*)\(.*?\)(?P=tag)"|"(?:\\.|[^"\\\n])*"|\'(?:\\.|[^\'\\\n])+\'',
-    re.DOTALL,
+    r"^[ \t]*#(?:\\\n|[^\n])*"  # preprocessor
+    r"|//[^\n]*|/\*.*?\*/"
+    r'|R"(?P<tag>[^()\s]*)\(.*?\)(?P=tag)"|"(?:\\.|[^"\\\n])*"'
+    r"|'(?:\\.|[^'\\\n])+'",
+    re.DOTALL | re.MULTILINE,
 )
 _CPP_TOKEN = re.compile(r"\b(?:if|for|while|switch|catch|else|do|try)\b|[{}();\n]")
 _HEADED = {"if", "for", "while", "switch", "catch"}

@@ -74,6 +74,11 @@ def test_an_offender_is_found(path: str, text: str, reason: str) -> None:
             + "".join(f"    case {n}: return {n};\n" for n in range(20))
             + "  }\n}\n",
         ),
+        (
+            "native/src/a.cc",
+            "#if defined(A)\n#elif defined(B)\n#endif\nnamespace n {\nvoid f() {\n"
+            "  for (;;) {\n    if (a) {\n      while (b) {\n      }\n    }\n  }\n}\n}\n",
+        ),
         ("native/src/a.cc", "void f() {\n  if (a) {\n    auto g = [] { return S{{{1}}}; };\n  }\n}\n"),
     ],
 )
