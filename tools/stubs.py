@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import argparse
 import difflib
-import re
 import subprocess
 import sys
 import tempfile
@@ -34,7 +33,6 @@ def generate() -> str:
     text = text.replace("BLOCKING: tuple =", "BLOCKING: tuple[str, ...] =").replace(
         "__all__: list =", "__all__: list[str] ="
     )
-    text = re.sub(r"^(__version__: str) = .*$", r"\1", text, flags=re.MULTILINE)
     return _formatted(_HEADER + text)
 
 

@@ -262,4 +262,3 @@ BLOCKING: tuple[str, ...] = (
     "Engine.next_message",
     "Engine.close",
 )
-__version__: str

@@ -3,16 +3,14 @@
 #pragma once
 
 #include <atomic>
+#include <cstddef>
 #include <memory>
 #include <span>
 #include <string>
 #include <string_view>
 #include <vector>
 
-#include "kvferry/endpoint.h"
-#include "kvferry/node_id.h"
-#include "kvferry/status.h"
-#include "kvferry/types.h"
+#include "kvferry/engine.h"
 
 namespace kvferry {
 
@@ -29,20 +27,27 @@ class Rail {
  public:
   virtual ~Rail() = default;
   virtual std::string_view transport() const = 0;
-  // Moves all runs or says of each why not. Returns OK when every result was filled in (each may still be an error
-  // that is final for that run, e.g. kStale). Any other return means the rail is broken: runs whose result is not OK
-  // may be tried on another rail. Never returns later than `deadline` plus 100 ms; stops early when `cancelled` is set.
+  // Moves all runs or says of each why not. `results` are OK on entry; the rail sets those of runs that were not moved.
+  // Returns OK when the rail can be used again: a result that is not OK is then final for its run (e.g. kStale). Any
+  // other return means the rail is broken; runs whose result is not final by is_final() may be tried on another rail.
+  // Never returns later than `deadline` plus 100 ms; stops early when `cancelled` is set or interrupt() is called.
   virtual Status execute(Op op, std::span<const RunOp> runs, std::span<Status> results, Deadline deadline,
                          const std::atomic<bool>& cancelled) = 0;
-  virtual void interrupt() = 0;
+  virtual void interrupt() = 0;  // a running or the next execute() ends soon; the rail may be broken by it
 };
+
+// True for errors that another path to the same memory would give again.
+constexpr bool is_final(Code code) {
+  return code == Code::kInvalidArgument || code == Code::kNotFound || code == Code::kOutOfRange ||
+         code == Code::kPermissionDenied || code == Code::kStale || code == Code::kUnsupported;
+}
 
 // What a transport may know of the peer it should open rails to.
 struct PeerContext {
   NodeId self;
   NodeId node_id;
-  Endpoint endpoint;     // the peer's listening endpoint
-  std::string shm_name;  // the peer's same-host listener ("unix:@..."), empty if none
+  Endpoint endpoint;        // the peer's listening endpoint
+  std::string shm_name;     // the peer's same-host listener ("unix:@..."), empty if none
   bool same_host = false;
 };
 
@@ -51,8 +56,9 @@ class Transport {
   virtual ~Transport() = default;
   virtual std::string_view name() const = 0;
   virtual Status probe() const = 0;  // can this host do it at all? The reason if not.
-  // OK with at least one rail, or why this peer cannot be reached this way.
-  virtual Result<std::vector<std::unique_ptr<Rail>>> open_rails(const PeerContext& peer, Deadline deadline) = 0;
+  virtual std::size_t rails_per_peer() const = 0;  // how many rails (one thread each) are worth having
+  // One more rail, or why this peer cannot be reached this way. Thread-safe; blocks until `deadline` at most.
+  virtual Result<std::unique_ptr<Rail>> open_rail(const PeerContext& peer, Deadline deadline) = 0;
 };
 
 }  // namespace kvferry

@@ -1,0 +1,40 @@
+// The frames of one control connection. Any thread may send, one thread receives and, at the end, closes.
+#pragma once
+
+#include <condition_variable>
+#include <cstdint>
+#include <mutex>
+
+#include "base/socket.h"
+#include "kvferry/types.h"
+#include "wire/frame.h"
+
+namespace kvferry {
+
+class ControlLink {
+ public:
+  explicit ControlLink(UniqueFd fd) : fd_(std::move(fd)) {}
+  ControlLink(const ControlLink&) = delete;
+  ControlLink& operator=(const ControlLink&) = delete;
+
+  // Waits for its turn and for socket space until `deadline`; a frame once begun gets a little longer to be finished.
+  // *broken is set when a frame was left unfinished: the connection is of no more use.
+  Status send(FrameType type, std::uint64_t request_id, ByteView body, Deadline deadline, bool* broken);
+
+  Result<Frame> receive(Deadline deadline);  // receiving thread only
+  bool hung_up();
+  void shut_down();                          // any thread: wakes the receiver and all senders
+  void close();                              // receiving thread only
+
+ private:
+  Status acquire_turn(Deadline deadline);
+  void release_turn();
+
+  std::mutex mutex_;
+  std::condition_variable turn_;
+  bool sending_ = false;  // guarded by mutex_: whoever set it may write to fd_ without holding mutex_
+  bool closed_ = false;   // guarded by mutex_
+  UniqueFd fd_;           // reset only with mutex_ held and nobody sending
+};
+
+}  // namespace kvferry

@@ -1,0 +1,44 @@
+#include "engine/core.h"
+
+#include <utility>
+
+#include "engine/peer.h"
+
+namespace kvferry {
+
+EngineCore::EngineCore(EngineOptions opts, RegionDirectoryWriter region_directory)
+    : options(std::move(opts)),
+      directory(std::move(region_directory)),
+      regions(&directory, options.advise_huge_pages),
+      inbound(options.max_connections),
+      metadata_(options.metadata) {
+  regions.set_quiesce([this](Deadline deadline) { return attachments.quiesce(deadline); });
+}
+
+std::string EngineCore::metadata() const {
+  std::lock_guard lock(metadata_mutex_);
+  return metadata_;
+}
+
+void EngineCore::set_metadata(std::string text) {
+  std::lock_guard lock(metadata_mutex_);
+  metadata_ = std::move(text);
+}
+
+std::vector<Transport*> EngineCore::ranked_transports() const {
+  std::vector<Transport*> out;
+  for (const auto& transport : transports) {
+    out.push_back(transport.get());
+    if (!options.allow_fallback) break;
+  }
+  return out;
+}
+
+void EngineCore::forget_peer(const PeerImpl& peer) {
+  const NodeId node = peer.node_id();
+  if (!peers.remove(peer.handle())) return;
+  // A node without a control connection has no business on data connections.
+  if (!peers.has_node(node)) inbound.interrupt_node(node);
+}
+
+}  // namespace kvferry

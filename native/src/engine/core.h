@@ -1,0 +1,52 @@
+// What all parts of one engine share. Owned by the Engine and by every Peer, so that a Peer may outlive its engine.
+#pragma once
+
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "base/counters.h"
+#include "engine/connection_set.h"
+#include "engine/inbox.h"
+#include "engine/keeper.h"
+#include "engine/peer_table.h"
+#include "engine/thread_group.h"
+#include "kvferry/engine.h"
+#include "memory/arena_table.h"
+#include "memory/region_directory.h"
+#include "memory/region_table.h"
+#include "transport/greeting.h"
+#include "transport/shm/attachments.h"
+#include "transport/transport.h"
+
+namespace kvferry {
+
+struct EngineCore {
+  EngineCore(EngineOptions opts, RegionDirectoryWriter region_directory);
+
+  std::string metadata() const;
+  void set_metadata(std::string text);
+  std::vector<Transport*> ranked_transports() const;  // best first; only the first unless fallback is allowed
+  void forget_peer(const PeerImpl& peer);             // called once by the peer when it is lost
+
+  const EngineOptions options;
+  LocalNode local;  // complete before the first thread starts, constant afterwards
+  Counters counters;
+  RegionDirectoryWriter directory;
+  RegionTable regions;
+  ArenaTable arenas;
+  ShmAttachments attachments;
+  std::vector<std::unique_ptr<Transport>> transports;  // in the order of options.transports; constant like `local`
+  Inbox inbox;
+  PeerTable peers;
+  ConnectionSet inbound;
+  Keeper keeper;
+  ThreadGroup threads;  // last: destroyed, and so joined, first
+
+ private:
+  mutable std::mutex metadata_mutex_;
+  std::string metadata_;
+};
+
+}  // namespace kvferry

@@ -1,0 +1,243 @@
+#include "engine/engine_impl.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "base/deadline.h"
+#include "base/limits.h"
+#include "base/log.h"
+#include "engine/engine_options.h"
+#include "engine/peer.h"
+#include "engine/plan.h"
+#include "engine/transfer.h"
+#include "transport/shm/shm_transport.h"
+#include "transport/tcp/tcp_transport.h"
+
+namespace kvferry {
+namespace {
+
+constexpr milliseconds kCloseQuiesce{2000};  // for peers of this host that are copying when we close
+
+}  // namespace
+
+Result<std::unique_ptr<Engine>> Engine::create(EngineOptions options) {
+  auto engine = EngineImpl::start(std::move(options));
+  if (!engine.ok()) return engine.status();
+  return std::unique_ptr<Engine>(std::move(engine).value());
+}
+
+EngineImpl::EngineImpl(std::shared_ptr<EngineCore> core, Interrupt stop, Listener listener)
+    : core_(std::move(core)), stop_(std::move(stop)), listener_(std::move(listener)) {}
+
+Result<std::unique_ptr<EngineImpl>> EngineImpl::start(EngineOptions options) {
+  KVF_RETURN_IF_ERROR(check_options(options));
+  KVF_ASSIGN_OR_RETURN(const Endpoint bind, bind_endpoint(options));
+  const NodeId id = NodeId::random();
+  KVF_ASSIGN_OR_RETURN(RegionDirectoryWriter directory, RegionDirectoryWriter::create(id));
+  KVF_ASSIGN_OR_RETURN(Interrupt stop, Interrupt::create());
+  KVF_ASSIGN_OR_RETURN(Listener listener, Listener::open(bind));
+  const auto core = std::make_shared<EngineCore>(std::move(options), std::move(directory));
+  core->local.id = id;
+  core->local.host = HostId::current();
+  core->local.secret = core->options.cluster_secret;
+
+  std::unique_ptr<EngineImpl> engine(new EngineImpl(core, std::move(stop), std::move(listener)));
+  KVF_ASSIGN_OR_RETURN(engine->advertised_, advertised_endpoint(core->options, engine->listener_.endpoint()));
+  core->local.endpoint = engine->advertised_.to_string();
+  KVF_RETURN_IF_ERROR(engine->open_shm_listener());
+  KVF_RETURN_IF_ERROR(engine->make_transports());
+  KVF_RETURN_IF_ERROR(engine->start_threads());
+  log_event(LogLevel::kInfo, "engine_started",
+            {{"node", id.to_string()}, {"endpoint", core->local.endpoint}, {"shm", core->local.shm_name}});
+  return engine;
+}
+
+// Peers of this host may attach whichever transports we use ourselves, but only if shm is among them.
+Status EngineImpl::open_shm_listener() {
+  const auto& names = core_->options.transports;
+  if (std::find(names.begin(), names.end(), "shm") == names.end()) return {};
+  const std::string name = "unix:@kvferry-" + core_->local.id.to_string();
+  KVF_ASSIGN_OR_RETURN(const Endpoint endpoint, Endpoint::parse(name));
+  KVF_ASSIGN_OR_RETURN(Listener listener, Listener::open(endpoint));
+  shm_listener_.emplace(std::move(listener));
+  core_->local.shm_name = name;
+  return {};
+}
+
+Status EngineImpl::make_transports() {
+  for (const std::string& name : core_->options.transports) {
+    std::unique_ptr<Transport> transport;
+    if (name == "tcp") {
+      transport = std::make_unique<TcpTransport>(
+          core_->local, TcpOptions{core_->options.tcp_streams, core_->options.checksum});
+    } else {
+      transport = std::make_unique<ShmTransport>(core_->local, core_->options.shm_lanes);
+    }
+    const Status possible = transport->probe();
+    if (!possible.ok()) {
+      if (!core_->options.allow_fallback) return possible.with_context("transport " + name + " was asked for");
+      log_event(LogLevel::kWarning, "transport_not_possible", {{"transport", name}, {"reason", possible}});
+    }
+    core_->transports.push_back(std::move(transport));
+  }
+  return {};
+}
+
+Status EngineImpl::start_threads() {
+  KVF_RETURN_IF_ERROR(core_->threads.spawn("kvf-keeper", [core = core_] { core->keeper.run(*core); }));
+  KVF_RETURN_IF_ERROR(core_->threads.spawn("kvf-accept", [this] { listener_.run(core_, stop_); }));
+  if (!shm_listener_) return {};
+  return core_->threads.spawn("kvf-accept-shm", [this] { shm_listener_->run(core_, stop_); });
+}
+
+Status EngineImpl::check_open() const {
+  const std::lock_guard lock(mutex_);
+  return closed_ ? Status(Code::kCancelled, "the engine is closed") : Status();
+}
+
+Result<RegionInfo> EngineImpl::register_memory(void* data, std::uint64_t length, std::string name, std::uint8_t access,
+                                               MemoryKind kind) {
+  KVF_RETURN_IF_ERROR(check_open());
+  return core_->regions.add({data, length, std::move(name), access, kind, 0, 0});
+}
+
+Result<std::pair<RegionInfo, void*>> EngineImpl::allocate(std::uint64_t length, std::string name,
+                                                          std::uint8_t access) {
+  KVF_RETURN_IF_ERROR(check_open());
+  KVF_ASSIGN_OR_RETURN(Arena arena, Arena::create(length, name, core_->options.advise_huge_pages));
+  KVF_ASSIGN_OR_RETURN(const auto placed, core_->arenas.add(std::move(arena), (access & kRemoteWrite) != 0));
+  const auto [index, data] = placed;
+  auto region = core_->regions.add({data, length, std::move(name), access, MemoryKind::kHost, index, 0});
+  if (!region.ok()) {
+    core_->arenas.remove(index);
+    return region.status();
+  }
+  const std::lock_guard lock(mutex_);
+  arena_of_[region->key] = index;
+  return std::pair<RegionInfo, void*>(*region, data);
+}
+
+Status EngineImpl::unregister(RegionKey key, milliseconds timeout) {
+  KVF_RETURN_IF_ERROR(core_->regions.remove(key, deadline_in(timeout)));
+  const std::lock_guard lock(mutex_);
+  const auto arena = arena_of_.find(key);
+  if (arena == arena_of_.end()) return {};
+  core_->arenas.remove(arena->second);
+  arena_of_.erase(arena);
+  return {};
+}
+
+Status EngineImpl::set_metadata(std::string metadata) {
+  if (metadata.size() > kMaxMetadataBytes) {
+    return {Code::kInvalidArgument, "metadata has " + std::to_string(metadata.size()) + " bytes; at most " +
+                                        std::to_string(kMaxMetadataBytes) + " are allowed"};
+  }
+  core_->set_metadata(std::move(metadata));
+  return {};
+}
+
+Result<std::shared_ptr<Peer>> EngineImpl::connect(const Endpoint& endpoint, const NodeId& expected,
+                                                  milliseconds timeout) {
+  KVF_RETURN_IF_ERROR(check_open());
+  const Deadline deadline = deadline_in(timeout);
+  const Wait wait{deadline, &stop_};
+  KVF_ASSIGN_OR_RETURN(UniqueFd fd, connect_to(endpoint, wait));
+  const auto ack = greet(fd.get(), core_->local, expected, wire::Purpose::kControl, wait);
+  if (!ack.ok()) return ack.status().with_context("handshake with " + endpoint.to_string());
+  KVF_ASSIGN_OR_RETURN(const std::shared_ptr<PeerImpl> peer, adopt(std::move(fd), endpoint, *ack));
+  const Status known = peer->wait_for_regions(deadline);
+  if (known.ok()) return std::shared_ptr<Peer>(peer);
+  peer->lose(known);
+  return known;
+}
+
+Result<std::shared_ptr<PeerImpl>> EngineImpl::adopt(UniqueFd fd, const Endpoint& endpoint,
+                                                    const wire::HelloAck& ack) {
+  PeerImpl::Identity identity;
+  identity.handle = core_->peers.next_handle();
+  identity.node_id = ack.self;
+  identity.endpoint = endpoint;
+  if (endpoint.family() == Endpoint::Family::kUnix) {
+    KVF_ASSIGN_OR_RETURN(identity.endpoint, Endpoint::parse(ack.endpoint));  // where its data connections go
+  }
+  identity.shm_name = ack.shm_name;
+  identity.same_host = core_->local.host.same_host(ack.host);
+  auto peer = std::make_shared<PeerImpl>(core_, std::move(identity), std::move(fd));
+  if (!core_->peers.add(peer)) return {Code::kCancelled, "the engine is closed"};
+  core_->counters.add(Counters::kPeersConnected);
+  const Status started = core_->threads.spawn("kvf-control", [peer] { peer->serve(); });
+  if (started.ok()) return peer;
+  peer->lose(started);
+  return started;
+}
+
+Result<std::shared_ptr<const Plan>> EngineImpl::prepare(const std::shared_ptr<Peer>& peer,
+                                                        std::span<const Piece> pieces, Op op) {
+  const auto target = std::dynamic_pointer_cast<PeerImpl>(peer);
+  if (!target) return {Code::kInvalidArgument, "prepare needs a peer of this engine"};
+  KVF_RETURN_IF_ERROR(target->status());
+  auto plan = PlanImpl::build(target, core_->regions, target->regions(), pieces, op);
+  if (!plan.ok()) return plan.status();
+  return std::shared_ptr<const Plan>(std::move(plan).value());
+}
+
+Result<std::shared_ptr<Transfer>> EngineImpl::submit(const std::shared_ptr<const Plan>& plan, SubmitOptions options) {
+  const auto list = std::dynamic_pointer_cast<const PlanImpl>(plan);
+  if (!list) return {Code::kInvalidArgument, "submit needs a plan of this engine"};
+  if (options.notify.size() > kMaxMessageBytes) {
+    return {Code::kInvalidArgument, "a notify message has at most " + std::to_string(kMaxMessageBytes) + " bytes"};
+  }
+  std::vector<RegionTable::Pin> pins;
+  for (const RegionKey key : list->local_regions()) {
+    KVF_ASSIGN_OR_RETURN(RegionTable::Pin pin, core_->regions.pin(key));
+    pins.push_back(std::move(pin));
+  }
+  const Deadline deadline = deadline_in(options.timeout.value_or(core_->options.transfer_timeout));
+  const auto transfer = std::make_shared<TransferImpl>(list, std::move(pins), deadline, std::move(options.notify));
+  KVF_RETURN_IF_ERROR(list->peer()->lanes().enqueue(transfer));
+  core_->counters.add(Counters::kTransfersSubmitted);
+  core_->keeper.expect(deadline);
+  return std::shared_ptr<Transfer>(transfer);
+}
+
+Status EngineImpl::send(std::uint64_t peer_handle, std::string_view body, milliseconds timeout) {
+  if (body.size() > kMaxMessageBytes) {
+    return {Code::kInvalidArgument, "a message has at most " + std::to_string(kMaxMessageBytes) + " bytes"};
+  }
+  const auto peer = core_->peers.find(peer_handle);
+  if (!peer) return {Code::kNotFound, "there is no peer " + std::to_string(peer_handle) + "; it may be lost"};
+  return peer->send_message(body, deadline_in(timeout));
+}
+
+std::optional<Message> EngineImpl::next_message(milliseconds timeout) { return core_->inbox.pop(timeout); }
+
+std::shared_ptr<Peer> EngineImpl::peer(std::uint64_t handle) { return core_->peers.find(handle); }
+
+std::vector<std::shared_ptr<Peer>> EngineImpl::peers() const {
+  const auto all = core_->peers.list();
+  return {all.begin(), all.end()};
+}
+
+void EngineImpl::close() {
+  const std::lock_guard closing(close_mutex_);
+  {
+    const std::lock_guard lock(mutex_);
+    if (std::exchange(closed_, true)) return;
+  }
+  stop_.set();
+  for (const auto& peer : core_->peers.close()) {
+    peer->say_goodbye("the engine was closed");
+    peer->lose({Code::kCancelled, "the engine was closed"});
+  }
+  core_->keeper.stop();
+  core_->inbox.close();
+  // Same-host peers copy on their own: hide the memory from them, then wait for copies that are under way. Regions
+  // that a serving thread still holds need no wait: those threads are joined below.
+  for (const RegionInfo& region : core_->regions.list()) (void)core_->regions.remove(region.key, Clock::now());
+  const Status quiet = core_->attachments.quiesce(deadline_in(kCloseQuiesce));
+  if (!quiet.ok()) log_event(LogLevel::kError, "close_with_peers_copying", {{"reason", quiet}});
+  core_->inbound.close();
+  core_->threads.join_all();
+}
+
+}  // namespace kvferry

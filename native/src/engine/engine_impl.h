@@ -1,0 +1,62 @@
+// The Engine behind the public interface: checks arguments, starts and ends the threads.
+#pragma once
+
+#include <memory>
+#include <mutex>
+#include <optional>
+
+#include "engine/core.h"
+#include "engine/listener.h"
+#include "kvferry/engine.h"
+
+namespace kvferry {
+
+class EngineImpl final : public Engine {
+ public:
+  static Result<std::unique_ptr<EngineImpl>> start(EngineOptions options);
+  ~EngineImpl() override { close(); }
+
+  const NodeId& node_id() const override { return core_->local.id; }
+  Endpoint endpoint() const override { return advertised_; }
+
+  Result<RegionInfo> register_memory(void* data, std::uint64_t length, std::string name, std::uint8_t access,
+                                     MemoryKind kind) override;
+  Result<std::pair<RegionInfo, void*>> allocate(std::uint64_t length, std::string name, std::uint8_t access) override;
+  Status unregister(RegionKey key, milliseconds timeout) override;
+  Status set_metadata(std::string metadata) override;
+
+  Result<std::shared_ptr<Peer>> connect(const Endpoint& endpoint, const NodeId& expected,
+                                        milliseconds timeout) override;
+  Result<std::shared_ptr<const Plan>> prepare(const std::shared_ptr<Peer>& peer, std::span<const Piece> pieces,
+                                              Op op) override;
+  Result<std::shared_ptr<Transfer>> submit(const std::shared_ptr<const Plan>& plan, SubmitOptions options) override;
+
+  Status send(std::uint64_t peer_handle, std::string_view body, milliseconds timeout) override;
+  std::optional<Message> next_message(milliseconds timeout) override;
+  std::shared_ptr<Peer> peer(std::uint64_t handle) override;
+
+  std::vector<std::shared_ptr<Peer>> peers() const override;
+  std::map<std::string, std::uint64_t> counters() const override { return core_->counters.snapshot(); }
+  void close() override;
+
+ private:
+  EngineImpl(std::shared_ptr<EngineCore> core, Interrupt stop, Listener listener);
+  Status open_shm_listener();
+  Status make_transports();
+  Status start_threads();
+  Status check_open() const;
+  Result<std::shared_ptr<PeerImpl>> adopt(UniqueFd fd, const Endpoint& endpoint, const wire::HelloAck& ack);
+
+  const std::shared_ptr<EngineCore> core_;
+  const Interrupt stop_;                   // set by close(): ends the listeners and connects under way
+  const Listener listener_;
+  std::optional<Listener> shm_listener_;   // constant once the threads run
+  Endpoint advertised_;                    // likewise
+
+  mutable std::mutex mutex_;               // guards what follows; never held while waiting
+  bool closed_ = false;
+  std::map<RegionKey, std::uint32_t> arena_of_;  // regions made by allocate()
+  std::mutex close_mutex_;                 // one close() at a time, later ones wait for the first
+};
+
+}  // namespace kvferry

@@ -1,0 +1,78 @@
+#include "engine/engine_options.h"
+
+#include <algorithm>
+#include <array>
+#include <string>
+
+#include "base/limits.h"
+
+namespace kvferry {
+namespace {
+
+constexpr std::array<std::string_view, 2> kTransports{"shm", "tcp"};
+constexpr std::uint32_t kMaxStreams = 64;
+
+Status bad(std::string message) { return {Code::kInvalidArgument, std::move(message)}; }
+
+Status check_transports(const std::vector<std::string>& transports) {
+  if (transports.empty()) return bad("transports is empty; name at least one of shm, tcp");
+  for (std::size_t i = 0; i < transports.size(); ++i) {
+    const std::string& name = transports[i];
+    if (std::find(kTransports.begin(), kTransports.end(), name) == kTransports.end()) {
+      return bad("transport '" + name + "' is not known to this build; choose from shm, tcp");
+    }
+    if (std::find(transports.begin(), transports.begin() + static_cast<std::ptrdiff_t>(i), name) !=
+        transports.begin() + static_cast<std::ptrdiff_t>(i)) {
+      return bad("transport '" + name + "' is listed twice");
+    }
+  }
+  return {};
+}
+
+Status check_positive(milliseconds value, std::string_view name) {
+  return value.count() > 0 ? Status() : bad(std::string(name) + " must be longer than 0");
+}
+
+}  // namespace
+
+Status check_options(const EngineOptions& options) {
+  KVF_RETURN_IF_ERROR(check_transports(options.transports));
+  if (options.metadata.size() > kMaxMetadataBytes) {
+    return bad("metadata has " + std::to_string(options.metadata.size()) + " bytes; at most " +
+               std::to_string(kMaxMetadataBytes) + " are allowed");
+  }
+  if (!options.cluster_secret.empty() && options.cluster_secret.size() < kMinSecretBytes) {
+    return bad("cluster_secret is shorter than " + std::to_string(kMinSecretBytes) + " bytes");
+  }
+  if (options.tcp_streams == 0 || options.tcp_streams > kMaxStreams) return bad("tcp_streams must be 1 to 64");
+  if (options.shm_lanes == 0 || options.shm_lanes > kMaxAttachLanes) return bad("shm_lanes must be 1 to 16");
+  if (options.max_connections == 0) return bad("max_connections must be at least 1");
+  if (options.slice_bytes == 0) return bad("slice_bytes must be at least 1");
+  KVF_RETURN_IF_ERROR(check_positive(options.connect_timeout, "connect_timeout"));
+  KVF_RETURN_IF_ERROR(check_positive(options.transfer_timeout, "transfer_timeout"));
+  return check_positive(options.idle_probe, "idle_probe");
+}
+
+Result<Endpoint> bind_endpoint(const EngineOptions& options) {
+  const auto endpoint = Endpoint::parse(options.bind);
+  if (!endpoint.ok()) return endpoint.status().with_context("bind");
+  if (endpoint->family() == Endpoint::Family::kUnix) return bad("bind must be an IP address with a port");
+  if (!endpoint->is_loopback() && options.cluster_secret.empty()) {
+    return bad("bind " + options.bind + " is reachable from other hosts: set cluster_secret (at least " +
+               std::to_string(kMinSecretBytes) + " bytes), or bind to 127.0.0.1");
+  }
+  return endpoint;
+}
+
+Result<Endpoint> advertised_endpoint(const EngineOptions& options, const Endpoint& bound) {
+  if (options.advertise.empty()) {
+    if (!bound.is_wildcard()) return bound;
+    return bad("bind " + bound.to_string() + " is a wildcard: set advertise to the address peers should use");
+  }
+  const auto endpoint = Endpoint::parse(options.advertise);
+  if (!endpoint.ok()) return endpoint.status().with_context("advertise");
+  if (endpoint->is_wildcard()) return bad("advertise " + options.advertise + " is a wildcard: peers cannot reach it");
+  return endpoint->port() == 0 ? endpoint->with_port(bound.port()) : *endpoint;
+}
+
+}  // namespace kvferry

@@ -1,0 +1,145 @@
+#include "engine/inbound.h"
+
+#include <unistd.h>
+
+#include <string_view>
+
+#include "base/deadline.h"
+#include "base/limits.h"
+#include "base/log.h"
+#include "engine/core.h"
+#include "engine/peer.h"
+#include "transport/tcp/tcp_server.h"
+#include "transport/tcp/tcp_transport.h"
+
+namespace kvferry {
+namespace {
+
+constexpr std::string_view kShmNamePrefix = "unix:@kvferry-";
+
+// "" if the peer simply left: that is not worth a reason.
+std::string_view handshake_drop_reason(Code code) {
+  switch (code) {
+    case Code::kDeadlineExceeded:
+      return "handshake_timeout";
+    case Code::kPeerLost:
+      return "closed_in_handshake";
+    case Code::kIdentityMismatch:
+      return "identity_mismatch";
+    case Code::kUnauthenticated:
+      return "unauthenticated";
+    case Code::kUnsupported:
+      return "unsupported_version";
+    case Code::kPermissionDenied:
+      return "foreign_user";
+    case Code::kUnavailable:
+      return "no_control_connection";
+    case Code::kCancelled:
+      return "";
+    default:
+      return "malformed_handshake";
+  }
+}
+
+std::string_view service_drop_reason(Code code) {
+  switch (code) {
+    case Code::kPeerLost:
+    case Code::kCancelled:
+      return "";
+    case Code::kDeadlineExceeded:
+      return "stalled";
+    case Code::kProtocolError:
+    case Code::kDataCorrupt:
+      return "malformed_request";
+    default:
+      return "failed";
+  }
+}
+
+void drop(EngineCore& core, std::string_view reason, const Status& why) {
+  if (reason.empty()) return;
+  core.counters.add_dropped(reason);
+  log_event(LogLevel::kInfo, "connection_dropped", {{"reason", reason}, {"why", why}});
+}
+
+Status check_same_user(const InboundConnection& connection) {
+  KVF_ASSIGN_OR_RETURN(const PeerCredentials who, peer_credentials(connection.fd()));
+  if (who.uid == ::geteuid()) return {};
+  return {Code::kPermissionDenied, "same-host access is for processes of the same user; uid " +
+                                       std::to_string(who.uid) + " asked uid " + std::to_string(::geteuid())};
+}
+
+Status check_purpose(const EngineCore& core, const InboundConnection& connection, const wire::Hello& hello) {
+  if (hello.purpose == wire::Purpose::kControl) return {};
+  if (hello.purpose == wire::Purpose::kShmAttach && !connection.same_host()) {
+    return {Code::kProtocolError, "shared memory is attached over the same-host listener only"};
+  }
+  if (core.peers.has_node(hello.self)) return {};
+  return {Code::kUnavailable, "node " + hello.self.to_string() + " has no control connection here"};
+}
+
+Result<wire::Hello> admit(EngineCore& core, const InboundConnection& connection) {
+  const Wait wait{deadline_in(kHandshakeTimeout), &connection.interrupt()};
+  if (connection.same_host()) KVF_RETURN_IF_ERROR(check_same_user(connection));
+  KVF_ASSIGN_OR_RETURN(wire::Hello hello, receive_greeting(connection.fd(), core.local, wait));
+  core.inbound.set_node(connection, hello.self);
+  const Status purpose = check_purpose(core, connection, hello);
+  if (purpose.ok()) return hello;
+  send_refusal(connection.fd(), purpose);
+  return purpose;
+}
+
+Result<PeerImpl::Identity> identity_from(EngineCore& core, const wire::Hello& hello) {
+  PeerImpl::Identity identity;
+  identity.node_id = hello.self;
+  identity.same_host = core.local.host.same_host(hello.host);
+  if (hello.shm_name.starts_with(kShmNamePrefix)) identity.shm_name = hello.shm_name;
+  KVF_ASSIGN_OR_RETURN(identity.endpoint, Endpoint::parse(hello.endpoint));
+  identity.handle = core.peers.next_handle();
+  return identity;
+}
+
+Status serve_control(const std::shared_ptr<EngineCore>& core, InboundConnection& connection,
+                     const wire::Hello& hello) {
+  auto identity = identity_from(*core, hello);
+  if (!identity.ok()) {
+    send_refusal(connection.fd(), identity.status());
+    return {Code::kProtocolError, identity.status().message()};
+  }
+  const auto peer = std::make_shared<PeerImpl>(core, *std::move(identity), connection.take_fd());
+  if (!core->peers.add(peer)) return {Code::kCancelled, "the engine is closed"};
+  core->counters.add(Counters::kPeersConnected);
+  peer->serve();
+  return {};
+}
+
+Status serve(const std::shared_ptr<EngineCore>& core, InboundConnection& connection, const wire::Hello& hello) {
+  switch (hello.purpose) {
+    case wire::Purpose::kControl:
+      return serve_control(core, connection, hello);
+    case wire::Purpose::kTcpData:
+      if (core->local.host.same_host(hello.host)) tune_same_host_socket(connection.fd());
+      return TcpServer(connection.fd(), connection.interrupt(), core->regions, core->counters,
+                       core->options.transfer_timeout)
+          .serve();
+    case wire::Purpose::kShmAttach:
+      return core->attachments.serve(connection.fd(), connection.interrupt(), core->directory, core->arenas);
+  }
+  return {Code::kProtocolError, "unknown purpose"};
+}
+
+}  // namespace
+
+void serve_inbound(const std::shared_ptr<EngineCore>& core, const std::shared_ptr<InboundConnection>& connection) {
+  const auto hello = admit(*core, *connection);
+  if (!hello.ok()) {
+    drop(*core, handshake_drop_reason(hello.status().code()), hello.status());
+  } else {
+    const Status end = serve(core, *connection, *hello);
+    if (end.code() == Code::kProtocolError) send_refusal(connection->fd(), end);
+    drop(*core, service_drop_reason(end.code()), end);
+  }
+  core->inbound.remove(*connection);
+}
+
+}  // namespace kvferry

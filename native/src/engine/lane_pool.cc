@@ -1,0 +1,302 @@
+#include "engine/lane_pool.h"
+
+#include <algorithm>
+#include <iterator>
+#include <utility>
+
+#include "base/deadline.h"
+#include "engine/lane.h"
+
+namespace kvferry {
+namespace {
+
+constexpr std::size_t kMaxRunsPerSlice = 1024;
+constexpr std::uint64_t kMinSliceBytes = 256u << 10;
+constexpr std::uint32_t kMaxAttempts = 5;  // two on a transport until it is set aside, two on the next, one to spare
+
+std::size_t most_rails(const std::vector<Transport*>& ranked) {
+  std::size_t most = 1;
+  for (const Transport* transport : ranked) most = std::max(most, transport->rails_per_peer());
+  return most;
+}
+
+}  // namespace
+
+LanePool::LanePool(std::vector<Transport*> ranked, PeerContext peer, const EngineOptions& options, Counters& counters,
+                   Hooks hooks)
+    : slice_bytes_(std::max(options.slice_bytes, kMinSliceBytes)),
+      connect_timeout_(options.connect_timeout),
+      counters_(counters),
+      hooks_(std::move(hooks)),
+      selector_(ranked, std::move(peer), counters),
+      running_(most_rails(ranked)),
+      rail_open_(running_.size(), false) {}
+
+Status LanePool::enqueue(const std::shared_ptr<TransferImpl>& transfer) {
+  std::lock_guard lock(mutex_);
+  if (!stopped_.ok()) return stopped_;
+  start_lanes_locked();
+  if (!running_[0].started) return {Code::kResourceExhausted, "cannot start a thread for this peer"};
+  ready_.push_back(transfer);
+  unsettled_.push_back(transfer);
+  wake_locked(transfer->uncut_bytes_locked() <= kMinSliceBytes ? 1 : running_.size());
+  return {};
+}
+
+void LanePool::start_lanes() {
+  std::lock_guard lock(mutex_);
+  start_lanes_locked();
+}
+
+void LanePool::start_lanes_locked() {
+  const std::size_t wanted = std::min(selector_.lanes_wanted(), running_.size());
+  for (std::size_t lane = 0; lane < wanted && stopped_.ok(); ++lane) {
+    if (running_[lane].started) continue;
+    running_[lane].started = hooks_.spawn("kvf-lane-" + std::to_string(lane), [this, lane] { Lane(*this, lane).run(); }).ok();
+  }
+}
+
+bool LanePool::any_rail_open_locked() const {
+  return std::find(rail_open_.begin(), rail_open_.end(), true) != rail_open_.end();
+}
+
+void LanePool::wake_locked(std::size_t most) {
+  const std::size_t wanted = std::min(selector_.lanes_wanted(), running_.size());
+  for (std::size_t lane = 0; lane < wanted && most > 0; ++lane) {
+    if (!running_[lane].idle) continue;
+    running_[lane].idle = false;
+    running_[lane].wake.notify_one();
+    --most;
+  }
+}
+
+void LanePool::wake_all_locked() {
+  for (Running& running : running_) {
+    running.idle = false;
+    running.wake.notify_one();
+  }
+}
+
+bool LanePool::wait_for_work(std::size_t lane, Clock::time_point not_before) {
+  std::unique_lock lock(mutex_);
+  Running& self = running_[lane];
+  for (;;) {
+    if (!stopped_.ok()) return false;
+    if (has_work_locked() && lane < selector_.lanes_wanted()) {
+      if (Clock::now() >= not_before || !any_rail_open_locked()) return true;
+      self.wake.wait_until(lock, not_before);  // another lane is at it; this one is not idle but out of order
+      continue;
+    }
+    self.idle = true;
+    self.wake.wait(lock, [&] { return !self.idle; });
+  }
+}
+
+std::uint64_t LanePool::slice_limit_locked(const TransferImpl& transfer) const {
+  const auto lanes = static_cast<std::uint64_t>(std::max<std::ptrdiff_t>(
+      1, std::count(rail_open_.begin(), rail_open_.end(), true)));
+  if (lanes == 1) return slice_bytes_;
+  return std::clamp(transfer.uncut_bytes_locked() / lanes, kMinSliceBytes, slice_bytes_);
+}
+
+bool LanePool::take(std::size_t lane, Rail* rail, Slice* slice) {
+  std::lock_guard lock(mutex_);
+  if (!stopped_.ok() || !has_work_locked()) return false;
+  if (!retry_.empty()) {
+    *slice = std::move(retry_.front());
+    retry_.pop_front();
+  } else {
+    slice->clear();
+    slice->transfer = std::move(ready_.front());
+    ready_.pop_front();
+    slice->transfer->cut_locked(slice_limit_locked(*slice->transfer), kMaxRunsPerSlice, slice);
+    slice->transfer->add_pending_locked();
+    if (!slice->transfer->exhausted_locked()) ready_.push_back(slice->transfer);
+  }
+  slice->transfer->add_transport_locked(rail->transport());
+  running_[lane].rail = rail;
+  running_[lane].transfer = slice->transfer.get();
+  return true;
+}
+
+void LanePool::account_locked(const Slice& slice, Op op, std::string_view transport) {
+  std::uint64_t moved = slice.bytes;
+  for (std::size_t i = 0; i < slice.ops.size(); ++i) {
+    if (!slice.results[i].ok()) moved -= slice.ops[i].length;
+  }
+  (op == Op::kRead ? stats_.bytes_read : stats_.bytes_written) += moved;
+  counters_.add(op == Op::kRead ? Counters::kReadBytes : Counters::kWrittenBytes, moved);
+  counters_.add(transport == "shm" ? Counters::kShmBytes : Counters::kTcpBytes, moved);
+}
+
+// Returns true if a part of the slice should be tried again; then the slice holds that part.
+bool LanePool::record_results_locked(Slice* slice, const Status& rail_status) {
+  TransferImpl& transfer = *slice->transfer;
+  const bool aborted = transfer.stop_flag().load();
+  const bool may_retry = !rail_status.ok() && !aborted && stopped_.ok() && slice->attempts + 1 < kMaxAttempts &&
+                         !expired(transfer.deadline());
+  std::size_t kept = 0;
+  for (std::size_t i = 0; i < slice->ops.size(); ++i) {
+    Status& result = slice->results[i];
+    if (result.ok()) continue;
+    if (may_retry && !is_final(result.code())) {
+      slice->ops[kept] = slice->ops[i];
+      slice->runs[kept++] = slice->runs[i];
+      continue;
+    }
+    const bool interrupted = aborted && !is_final(result.code());
+    transfer.fail_run_locked(slice->runs[i], interrupted ? transfer.abort_reason_locked() : result);
+  }
+  if (kept == 0) return false;
+  slice->ops.resize(kept);
+  slice->runs.resize(kept);
+  slice->bytes = 0;
+  for (const RunOp& op : slice->ops) slice->bytes += op.length;
+  ++slice->attempts;
+  return true;
+}
+
+void LanePool::finish(std::size_t lane, Slice* slice, const Status& rail_status, Op op) {
+  std::shared_ptr<TransferImpl> drained;
+  {
+    std::lock_guard lock(mutex_);
+    account_locked(*slice, op, running_[lane].rail->transport());
+    running_[lane].rail = nullptr;
+    running_[lane].transfer = nullptr;
+    std::shared_ptr<TransferImpl> transfer = slice->transfer;
+    if (record_results_locked(slice, rail_status)) {
+      ++stats_.retried_slices;
+      counters_.add(Counters::kRetriedSlices);
+      retry_.push_back(std::move(*slice));
+      wake_locked(running_.size());
+    } else {
+      transfer->drop_pending_locked();
+      if (transfer->drained_locked()) {
+        forget_locked(transfer.get());
+        drained = std::move(transfer);
+      }
+    }
+    slice->clear();
+  }
+  if (drained) settle(drained);
+}
+
+void LanePool::settle(const std::shared_ptr<TransferImpl>& transfer) {
+  Status notified;
+  // Nobody else knows the transfer any more, so its scheduling state is ours without the mutex.
+  if (!transfer->notify().empty() && transfer->ok_locked()) notified = hooks_.notify(*transfer);
+  const std::size_t failed = transfer->settle(notified);
+  counters_.add(Counters::kPieces, transfer->plan().pieces());
+  if (!transfer->status().ok()) counters_.add(Counters::kTransfersFailed);
+  if (failed > 0) counters_.add_failed_pieces(transfer->status().code(), failed);
+  std::lock_guard lock(mutex_);
+  stats_.pieces += transfer->plan().pieces();
+  stats_.failed_pieces += failed;
+}
+
+void LanePool::forget_locked(const TransferImpl* transfer) {
+  auto same = [&](const std::shared_ptr<TransferImpl>& other) { return other.get() == transfer; };
+  std::erase_if(unsettled_, same);
+  std::erase_if(ready_, same);
+}
+
+// Returns true if the transfer is drained by it: the caller settles it.
+bool LanePool::drop_queued_locked(const std::shared_ptr<TransferImpl>& transfer, Status why) {
+  auto known = std::find(unsettled_.begin(), unsettled_.end(), transfer);
+  if (known == unsettled_.end()) return false;  // settled, or about to be
+  transfer->abort_locked(std::move(why));
+  std::erase(ready_, transfer);
+  for (auto it = retry_.begin(); it != retry_.end();) {
+    if (it->transfer != transfer) {
+      ++it;
+      continue;
+    }
+    for (std::uint32_t run : it->runs) transfer->fail_run_locked(run, transfer->abort_reason_locked());
+    transfer->drop_pending_locked();
+    it = retry_.erase(it);
+  }
+  for (const Running& running : running_) {
+    if (running.transfer == transfer.get()) running.rail->interrupt();
+  }
+  if (!transfer->drained_locked()) return false;
+  unsettled_.erase(known);
+  return true;
+}
+
+void LanePool::abort(const std::shared_ptr<TransferImpl>& transfer, Status why) {
+  bool drained = false;
+  {
+    std::lock_guard lock(mutex_);
+    drained = drop_queued_locked(transfer, std::move(why));
+  }
+  if (drained) settle(transfer);
+}
+
+void LanePool::stop(const Status& why) {
+  std::vector<std::shared_ptr<TransferImpl>> drained;
+  {
+    std::lock_guard lock(mutex_);
+    if (stopped_.ok()) stopped_ = why;
+    const std::vector<std::shared_ptr<TransferImpl>> all = unsettled_;
+    for (const auto& transfer : all) {
+      if (drop_queued_locked(transfer, why)) drained.push_back(transfer);
+    }
+    wake_all_locked();
+  }
+  for (const auto& transfer : drained) settle(transfer);
+}
+
+void LanePool::fail_queued(std::size_t lane, const Status& no_rail) {
+  std::vector<std::shared_ptr<TransferImpl>> drained;
+  const Status lost = hooks_.liveness();
+  const Status& why = lost.ok() ? no_rail : lost;
+  {
+    std::lock_guard lock(mutex_);
+    for (std::size_t other = 0; other < rail_open_.size(); ++other) {
+      if (other != lane && rail_open_[other]) return;  // that lane will move them
+    }
+    const std::vector<std::shared_ptr<TransferImpl>> all = unsettled_;
+    for (const auto& transfer : all) {
+      if (drop_queued_locked(transfer, why)) drained.push_back(transfer);
+    }
+  }
+  for (const auto& transfer : drained) settle(transfer);
+}
+
+void LanePool::set_rail_open(std::size_t lane, bool open) {
+  std::lock_guard lock(mutex_);
+  rail_open_[lane] = open;
+}
+
+Deadline LanePool::expire(Clock::time_point now) {
+  std::vector<std::shared_ptr<TransferImpl>> drained;
+  Deadline nearest = Deadline::max();
+  {
+    std::lock_guard lock(mutex_);
+    const std::vector<std::shared_ptr<TransferImpl>> all = unsettled_;
+    for (const auto& transfer : all) {
+      if (transfer->deadline() > now) {
+        nearest = sooner(nearest, transfer->deadline());
+        continue;
+      }
+      const Status late{Code::kDeadlineExceeded, "the time allowed for the transfer ran out"};
+      if (drop_queued_locked(transfer, late)) drained.push_back(transfer);
+    }
+  }
+  for (const auto& transfer : drained) settle(transfer);
+  return nearest;
+}
+
+std::size_t LanePool::unsettled() const {
+  std::lock_guard lock(mutex_);
+  return unsettled_.size();
+}
+
+PeerStats LanePool::stats() const {
+  std::lock_guard lock(mutex_);
+  PeerStats out = stats_;
+  out.transport = selector_.active();
+  return out;
+}
+
+}  // namespace kvferry

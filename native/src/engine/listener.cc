@@ -1,0 +1,55 @@
+#include "engine/listener.h"
+
+#include <utility>
+
+#include "base/deadline.h"
+#include "base/log.h"
+#include "engine/core.h"
+#include "engine/inbound.h"
+
+namespace kvferry {
+namespace {
+
+constexpr int kBacklog = 256;
+constexpr milliseconds kPauseWhenExhausted{100};
+
+}  // namespace
+
+Result<Listener> Listener::open(const Endpoint& endpoint) {
+  KVF_ASSIGN_OR_RETURN(UniqueFd fd, listen_on(endpoint, kBacklog));
+  if (endpoint.family() == Endpoint::Family::kUnix) return Listener(std::move(fd), endpoint);
+  KVF_ASSIGN_OR_RETURN(const Endpoint bound, local_endpoint(fd.get()));
+  return Listener(std::move(fd), endpoint.with_port(bound.port()));
+}
+
+void Listener::run(const std::shared_ptr<EngineCore>& core, const Interrupt& stop) const {
+  for (;;) {
+    auto accepted = accept_from(fd_.get(), Wait{deadline_in(kLongestWait), &stop});
+    if (accepted.ok()) {
+      admit(core, std::move(accepted->fd));
+      continue;
+    }
+    if (accepted.status().code() == Code::kCancelled) return;
+    log_event(LogLevel::kWarning, "accept_failed",
+              {{"endpoint", endpoint_.to_string()}, {"reason", accepted.status()}});
+    // Only time brings descriptors back; the interrupt ends the pause early.
+    const Status paused = wait_for(-1, 0, Wait{deadline_in(kPauseWhenExhausted), &stop});
+    if (paused.code() == Code::kCancelled) return;
+  }
+}
+
+void Listener::admit(const std::shared_ptr<EngineCore>& core, UniqueFd fd) const {
+  core->counters.add(Counters::kConnectionsAccepted);
+  auto interrupt = Interrupt::create();
+  if (!interrupt.ok()) return core->counters.add_dropped("out_of_descriptors");
+  const bool same_host = endpoint_.family() == Endpoint::Family::kUnix;
+  const auto connection =
+      std::make_shared<InboundConnection>(std::move(fd), std::move(interrupt).value(), same_host);
+  if (!core->inbound.add(connection)) return core->counters.add_dropped("too_many_connections");
+  const Status started = core->threads.spawn("kvf-serve", [core, connection] { serve_inbound(core, connection); });
+  if (started.ok()) return;
+  core->inbound.remove(*connection);
+  core->counters.add_dropped("out_of_threads");
+}
+
+}  // namespace kvferry

@@ -1,0 +1,229 @@
+#include "engine/peer.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "base/deadline.h"
+#include "base/log.h"
+#include "engine/core.h"
+
+namespace kvferry {
+namespace {
+
+constexpr int kMissedPings = 3;
+constexpr milliseconds kPingTimeout{50};     // the keeper serves all peers: it does not wait for one
+constexpr milliseconds kReplyTimeout{5000};  // for socket space, by the control thread
+constexpr milliseconds kLossPatience{200};
+
+PeerContext context_of(const EngineCore& core, const PeerImpl::Identity& identity) {
+  return {core.local.id, identity.node_id, identity.endpoint, identity.shm_name, identity.same_host};
+}
+
+LanePool::Hooks hooks_of(PeerImpl* peer, EngineCore* core) {
+  return {
+      [peer, core](std::string name, std::function<void()> body) {
+        return core->threads.spawn(std::move(name), [self = peer->shared_from_this(), body = std::move(body)] { body(); });
+      },
+      [peer](const TransferImpl& transfer) { return peer->send_message(transfer.notify(), transfer.deadline()); },
+      [peer] { return peer->confirm_alive(kLossPatience); },
+  };
+}
+
+}  // namespace
+
+PeerImpl::PeerImpl(std::shared_ptr<EngineCore> core, Identity identity, UniqueFd fd)
+    : core_(std::move(core)),
+      identity_(std::move(identity)),
+      link_(std::move(fd)),
+      lanes_(core_->ranked_transports(), context_of(*core_, identity_), core_->options, core_->counters,
+             hooks_of(this, core_.get())),
+      last_heard_(Clock::now().time_since_epoch().count()) {}
+
+std::string PeerImpl::name() const {
+  return "node " + identity_.node_id.to_string() + " at " + identity_.endpoint.to_string();
+}
+
+std::string PeerImpl::metadata() const {
+  std::lock_guard lock(mutex_);
+  return metadata_;
+}
+
+std::vector<RegionInfo> PeerImpl::regions() const {
+  std::lock_guard lock(mutex_);
+  return regions_;
+}
+
+Status PeerImpl::status() const {
+  std::lock_guard lock(mutex_);
+  return status_;
+}
+
+Status PeerImpl::refresh(milliseconds timeout) {
+  const Deadline deadline = deadline_in(timeout);
+  std::uint64_t request = 0;
+  {
+    std::lock_guard lock(mutex_);
+    if (!status_.ok()) return status_;
+    request = ++last_request_;
+  }
+  KVF_RETURN_IF_ERROR(send(FrameType::kRegionsRequest, request, {}, deadline));
+  std::unique_lock lock(mutex_);
+  if (!changed_.wait_until(lock, deadline, [&] { return !status_.ok() || answered_ >= request; })) {
+    return {Code::kDeadlineExceeded, name() + " did not send its regions within " + std::to_string(timeout.count()) + " ms"};
+  }
+  return answered_ >= request ? Status() : status_;
+}
+
+Status PeerImpl::wait_for_regions(Deadline deadline) {
+  std::unique_lock lock(mutex_);
+  if (!changed_.wait_until(lock, deadline, [&] { return !status_.ok() || regions_known_; })) {
+    return {Code::kDeadlineExceeded, name() + " did not send its regions in time"};
+  }
+  return regions_known_ ? Status() : status_;
+}
+
+void PeerImpl::close() {
+  say_goodbye("closed by the application");
+  lose({Code::kCancelled, "the connection to " + name() + " was closed by this side"});
+}
+
+void PeerImpl::say_goodbye(std::string_view reason) {
+  if (!status().ok()) return;
+  bool broken = false;
+  // Best effort: the peer also notices the end of the stream.
+  (void)link_.send(FrameType::kGoodbye, 0, wire::Goodbye{std::string(reason)}.encode(), deadline_in(kPingTimeout), &broken);
+}
+
+Status PeerImpl::send(FrameType type, std::uint64_t request_id, ByteView body, Deadline deadline) {
+  KVF_RETURN_IF_ERROR(status());
+  bool broken = false;
+  const Status sent = link_.send(type, request_id, body, deadline, &broken);
+  if (sent.ok()) return {};
+  if (broken) lose(sent.with_context("the control connection to " + name() + " broke"));
+  const Status lost = status();
+  return lost.ok() ? sent.with_context("sending to " + name()) : lost;
+}
+
+Status PeerImpl::send_message(std::string_view body, Deadline deadline) {
+  KVF_RETURN_IF_ERROR(send(FrameType::kMessage, 0, as_byte_view(body), deadline));
+  core_->counters.add(Counters::kMessagesSent);
+  return {};
+}
+
+void PeerImpl::lose(const Status& why) {
+  {
+    std::lock_guard lock(mutex_);
+    if (!status_.ok()) return;
+    status_ = why;
+  }
+  changed_.notify_all();
+  link_.shut_down();
+  lanes_.stop(why);
+  core_->forget_peer(*this);
+  core_->counters.add(Counters::kPeersLost);
+  log_event(why.code() == Code::kCancelled ? LogLevel::kDebug : LogLevel::kWarning, "peer_lost",
+            {{"peer", identity_.node_id.to_string()}, {"endpoint", identity_.endpoint.to_string()}, {"reason", why}});
+}
+
+void PeerImpl::serve() {
+  Status end = push_regions(0);
+  while (end.ok()) {
+    // Silence is judged by the keeper; it shuts the link down.
+    Result<Frame> frame = link_.receive(deadline_in(kLongestWait));
+    if (!frame.ok()) {
+      end = frame.status().with_context("control connection to " + name());
+      break;
+    }
+    last_heard_ = Clock::now().time_since_epoch().count();
+    unanswered_pings_ = 0;
+    end = handle_frame(*frame);
+  }
+  if (end.code() == Code::kProtocolError || end.code() == Code::kDataCorrupt) {
+    core_->counters.add_dropped("malformed_control_frame");
+  }
+  lose(end);
+  link_.close();
+}
+
+Status PeerImpl::handle_frame(const Frame& frame) {
+  switch (frame.header.type) {
+    case FrameType::kRegionsRequest:
+      return push_regions(frame.header.request_id);
+    case FrameType::kRegions:
+      return take_regions(frame.header.request_id, frame.body);
+    case FrameType::kMessage:
+      return take_message(frame);
+    case FrameType::kPing:
+      return send(FrameType::kPong, frame.header.request_id, {}, deadline_in(kReplyTimeout));
+    case FrameType::kPong:
+      return {};
+    case FrameType::kGoodbye: {
+      Result<wire::Goodbye> goodbye = wire::Goodbye::decode(frame.body);
+      if (!goodbye.ok()) return goodbye.status();
+      return {Code::kPeerLost, name() + " ended the connection: " + goodbye->reason};
+    }
+    case FrameType::kError:
+      return status_of_error_frame(frame.body);
+    default:
+      return {Code::kProtocolError, "unexpected " + std::string(frame_type_name(frame.header.type)) +
+                                        " on a control connection"};
+  }
+}
+
+Status PeerImpl::push_regions(std::uint64_t request_id) {
+  wire::Regions body;
+  body.metadata = core_->metadata();
+  body.regions = core_->regions.list();
+  return send(FrameType::kRegions, request_id, body.encode(), deadline_in(kReplyTimeout));
+}
+
+Status PeerImpl::take_regions(std::uint64_t request_id, ByteView body) {
+  Result<wire::Regions> regions = wire::Regions::decode(body);
+  if (!regions.ok()) return regions.status();
+  std::sort(regions->regions.begin(), regions->regions.end(),
+            [](const RegionInfo& a, const RegionInfo& b) { return a.key < b.key; });
+  {
+    std::lock_guard lock(mutex_);
+    metadata_ = std::move(regions->metadata);
+    regions_ = std::move(regions->regions);
+    regions_known_ = true;
+    if (request_id <= last_request_) answered_ = std::max(answered_, request_id);
+  }
+  changed_.notify_all();
+  return {};
+}
+
+Status PeerImpl::take_message(const Frame& frame) {
+  if (!core_->inbox.push({identity_.handle, std::string(as_text(frame.body))})) {
+    core_->counters.add_dropped("inbox_full");
+    return {Code::kResourceExhausted, "messages of " + name() + " pile up: the application does not take them"};
+  }
+  core_->counters.add(Counters::kMessagesReceived);
+  return {};
+}
+
+void PeerImpl::keep_alive(Clock::time_point now) {
+  const Clock::duration silent = now - Clock::time_point(Clock::duration(last_heard_.load()));
+  const milliseconds probe = core_->options.idle_probe;
+  // Pings are counted too: after a pause of our own process the peer must get its chance to answer.
+  if (silent >= probe * kMissedPings && unanswered_pings_ >= kMissedPings - 1) {
+    lose({Code::kPeerLost, name() + " did not answer for " +
+                               std::to_string(std::chrono::duration_cast<milliseconds>(silent).count()) + " ms"});
+    return;
+  }
+  const Clock::duration since_ping = now - Clock::time_point(Clock::duration(last_ping_.load()));
+  if (silent < probe || since_ping < probe) return;
+  last_ping_ = now.time_since_epoch().count();
+  ++unanswered_pings_;
+  bool broken = false;
+  const Status sent = link_.send(FrameType::kPing, 0, {}, deadline_in(kPingTimeout), &broken);
+  if (broken) lose(sent.with_context("the control connection to " + name() + " broke"));
+}
+
+Status PeerImpl::confirm_alive(milliseconds patience) {
+  std::unique_lock lock(mutex_);
+  changed_.wait_for(lock, patience, [&] { return !status_.ok(); });
+  return status_;
+}
+
+}  // namespace kvferry

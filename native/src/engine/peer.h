@@ -1,0 +1,84 @@
+// One live control connection to another engine, and the transfers to it.
+//
+// Threads: the control thread runs serve() from first to last; any thread may call the public methods. Lock order: a
+// peer's mutex_ before nothing (no other lock is taken under it).
+#pragma once
+
+#include <atomic>
+#include <condition_variable>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "engine/control_link.h"
+#include "engine/lane_pool.h"
+#include "kvferry/engine.h"
+#include "wire/messages.h"
+
+namespace kvferry {
+
+struct EngineCore;
+
+class PeerImpl final : public Peer, public std::enable_shared_from_this<PeerImpl> {
+ public:
+  struct Identity {  // learned in the handshake
+    std::uint64_t handle = 0;
+    NodeId node_id;
+    Endpoint endpoint;
+    std::string shm_name;
+    bool same_host = false;
+  };
+  PeerImpl(std::shared_ptr<EngineCore> core, Identity identity, UniqueFd fd);
+
+  std::uint64_t handle() const override { return identity_.handle; }
+  const NodeId& node_id() const override { return identity_.node_id; }
+  Endpoint endpoint() const override { return identity_.endpoint; }
+  std::string metadata() const override;
+  std::vector<RegionInfo> regions() const override;
+  Status refresh(milliseconds timeout) override;
+  bool same_host() const override { return identity_.same_host; }
+  Status status() const override;
+  PeerStats stats() const override { return lanes_.stats(); }
+  std::string transport_note() const override { return lanes_.note(); }
+  void close() override;
+
+  // For the engine.
+  void serve();                              // the control thread: until the peer is lost
+  Status wait_for_regions(Deadline deadline);  // until the peer's first REGIONS came
+  Status send(FrameType type, std::uint64_t request_id, ByteView body, Deadline deadline);
+  Status send_message(std::string_view body, Deadline deadline);
+  void say_goodbye(std::string_view reason);
+  void lose(const Status& why);              // first reason stays; settles all transfers; idempotent
+  void keep_alive(Clock::time_point now);    // the keeper's tick: ping if silent, lose if silent for long
+  Status confirm_alive(milliseconds patience);  // OK, or why the peer is lost, waiting a little for that to show
+  LanePool& lanes() { return lanes_; }
+  const LanePool& lanes() const { return lanes_; }
+
+ private:
+  Status push_regions(std::uint64_t request_id);
+  Status handle_frame(const Frame& frame);
+  Status take_regions(std::uint64_t request_id, ByteView body);
+  Status take_message(const Frame& frame);
+  std::string name() const;  // "node <id> at <endpoint>"
+
+  const std::shared_ptr<EngineCore> core_;
+  const Identity identity_;
+  ControlLink link_;
+  LanePool lanes_;
+
+  mutable std::mutex mutex_;
+  std::condition_variable changed_;           // status_, regions_ or answered_ changed
+  Status status_;                             // all below guarded by mutex_
+  std::string metadata_;
+  std::vector<RegionInfo> regions_;           // sorted by id
+  bool regions_known_ = false;
+  std::uint64_t last_request_ = 0;
+  std::uint64_t answered_ = 0;                // the highest request that was answered
+  std::atomic<Clock::rep> last_heard_;        // ticks of Clock
+  std::atomic<Clock::rep> last_ping_{0};
+  std::atomic<int> unanswered_pings_{0};
+};
+
+}  // namespace kvferry

@@ -1,0 +1,109 @@
+#include "transport/greeting.h"
+
+#include "base/deadline.h"
+#include "base/random.h"
+#include "wire/frame.h"
+#include "wire/handshake.h"
+
+namespace kvferry {
+namespace {
+
+constexpr milliseconds kRefusalTimeout{200};
+
+wire::Nonce new_nonce() {
+  wire::Nonce nonce;
+  fill_random(std::as_writable_bytes(std::span(nonce)));
+  return nonce;
+}
+
+// Receives one frame of the wanted type; an ERROR frame becomes its Status.
+Result<Frame> expect(int fd, FrameType wanted, const Wait& wait) {
+  Result<Frame> frame = recv_frame(fd, wait);
+  if (!frame.ok()) return frame;
+  if (frame->header.type == FrameType::kError) return status_of_error_frame(frame->body);
+  if (frame->header.type != wanted) {
+    return {Code::kProtocolError, "handshake: got " + std::string(frame_type_name(frame->header.type)) +
+                                      " instead of " + std::string(frame_type_name(wanted))};
+  }
+  return frame;
+}
+
+}  // namespace
+
+Status status_of_error_frame(ByteView body) {
+  Result<wire::Error> error = wire::Error::decode(body);
+  if (!error.ok()) return error.status();
+  if (error->code == Code::kOk) return {Code::kProtocolError, "the peer reported an error without a code"};
+  return {error->code, "refused by the peer: " + error->message};
+}
+
+void send_refusal(int fd, const Status& why) {
+  const wire::Error error{why.code(), why.message()};
+  // The connection ends in any case; the text is a courtesy.
+  (void)send_frame(fd, FrameType::kError, 0, error.encode(), Wait{deadline_in(kRefusalTimeout)});
+}
+
+Result<wire::HelloAck> greet(int fd, const LocalNode& local, const NodeId& expected, wire::Purpose purpose,
+                             const Wait& wait) {
+  wire::Hello hello;
+  hello.min_version = hello.max_version = kWireVersion;
+  hello.purpose = purpose;
+  hello.has_secret = !local.secret.empty();
+  hello.self = local.id;
+  hello.expected = expected;
+  hello.host = local.host;
+  hello.nonce = new_nonce();
+  hello.endpoint = local.endpoint;
+  hello.shm_name = local.shm_name;
+  const Bytes hello_body = hello.encode();
+  KVF_RETURN_IF_ERROR(send_frame(fd, FrameType::kHello, 0, hello_body, wait));
+
+  Result<Frame> frame = expect(fd, FrameType::kHelloAck, wait);
+  if (!frame.ok()) return frame.status();
+  Result<wire::HelloAck> ack = wire::HelloAck::decode(frame->body);
+  if (!ack.ok()) return ack;
+  KVF_RETURN_IF_ERROR(wire::check_hello_ack(*ack, frame->body, hello, hello_body, local.secret));
+
+  const wire::Auth auth{
+      wire::handshake_proof(local.secret, wire::Role::kInitiator, hello_body, frame->body)};
+  KVF_RETURN_IF_ERROR(send_frame(fd, FrameType::kAuth, 0, auth.encode(), wait));
+  return ack;
+}
+
+namespace {
+
+Status answer(int fd, const LocalNode& local, const wire::Hello& hello, ByteView hello_body, const Wait& wait) {
+  KVF_RETURN_IF_ERROR(wire::check_hello(hello, local.id, local.endpoint, !local.secret.empty()));
+  wire::HelloAck ack;
+  ack.version = kWireVersion;
+  ack.has_secret = !local.secret.empty();
+  ack.self = local.id;
+  ack.host = local.host;
+  ack.nonce = new_nonce();
+  ack.endpoint = local.endpoint;
+  ack.shm_name = local.shm_name;
+  // The proof covers everything before it, so it is made over the encoding with an empty one.
+  ack.proof = wire::handshake_proof(local.secret, wire::Role::kAcceptor, hello_body, ack.encode());
+  const Bytes ack_body = ack.encode();
+  KVF_RETURN_IF_ERROR(send_frame(fd, FrameType::kHelloAck, 0, ack_body, wait));
+
+  Result<Frame> frame = expect(fd, FrameType::kAuth, wait);
+  if (!frame.ok()) return frame.status();
+  Result<wire::Auth> auth = wire::Auth::decode(frame->body);
+  if (!auth.ok()) return auth.status();
+  return wire::check_auth(*auth, hello_body, ack_body, local.secret);
+}
+
+}  // namespace
+
+Result<wire::Hello> receive_greeting(int fd, const LocalNode& local, const Wait& wait) {
+  Result<Frame> frame = expect(fd, FrameType::kHello, wait);
+  if (!frame.ok()) return frame.status();
+  Result<wire::Hello> hello = wire::Hello::decode(frame->body);
+  Status status = hello.ok() ? answer(fd, local, *hello, frame->body, wait) : hello.status();
+  if (status.ok()) return hello;
+  send_refusal(fd, status);
+  return status;
+}
+
+}  // namespace kvferry

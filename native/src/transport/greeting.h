@@ -1,0 +1,35 @@
+// The handshake on a fresh connection, both ends: HELLO, HELLO_ACK, AUTH, within one deadline. Stateless; thread-safe.
+#pragma once
+
+#include <string>
+
+#include "base/host_id.h"
+#include "base/socket.h"
+#include "kvferry/node_id.h"
+#include "kvferry/status.h"
+#include "wire/messages.h"
+
+namespace kvferry {
+
+struct LocalNode {  // what we say of ourselves; fixed once the engine listens
+  NodeId id;
+  HostId host;
+  std::string endpoint;
+  std::string shm_name;
+  std::string secret;
+};
+
+// Initiator. `expected` may be nil. What the acceptor reports comes back as its own code, e.g. kIdentityMismatch.
+Result<wire::HelloAck> greet(int fd, const LocalNode& local, const NodeId& expected, wire::Purpose purpose,
+                             const Wait& wait);
+
+// Acceptor. On a refusal the peer was told why.
+Result<wire::Hello> receive_greeting(int fd, const LocalNode& local, const Wait& wait);
+
+// Best effort: an ERROR frame that ends the connection.
+void send_refusal(int fd, const Status& why);
+
+// The Status that an ERROR frame carries; kProtocolError if it cannot be read.
+Status status_of_error_frame(ByteView body);
+
+}  // namespace kvferry

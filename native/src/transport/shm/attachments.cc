@@ -1,0 +1,99 @@
+#include "transport/shm/attachments.h"
+
+#include <poll.h>
+#include <sys/prctl.h>
+
+#include <algorithm>
+#include <array>
+#include <utility>
+#include <vector>
+
+#include "base/deadline.h"
+#include "wire/frame.h"
+#include "wire/messages.h"
+
+namespace kvferry {
+namespace {
+
+constexpr milliseconds kRequestTimeout{5000};
+
+// Where the yama module lets only ancestors look into a process, the process itself may widen that. One exception per
+// process is all there is, so with several peers it must name any process; the kernel still asks for the same user.
+void allow_copies_by_peers() {
+  // Fails where yama is not there: nothing to allow then.
+  (void)::prctl(PR_SET_PTRACER, PR_SET_PTRACER_ANY, 0, 0, 0);
+}
+
+Status answer_arena_request(int fd, const Frame& frame, const ArenaTable& arenas, const Wait& wait) {
+  if (frame.header.type != FrameType::kArenaRequest) {
+    return {Code::kProtocolError,
+            "unexpected " + std::string(frame_type_name(frame.header.type)) + " on a shared memory attachment"};
+  }
+  KVF_ASSIGN_OR_RETURN(const wire::ArenaRequest request, wire::ArenaRequest::decode(frame.body));
+  const auto grant = arenas.grant(request.arena_index);
+  if (!grant.ok()) {
+    const wire::Error error{grant.status().code(), grant.status().message()};
+    return send_frame(fd, FrameType::kError, frame.header.request_id, error.encode(), wait);
+  }
+  const wire::ArenaGrant answer{request.arena_index, grant->length};
+  const std::array<int, 1> fds{grant->fd.get()};
+  return send_frame_with_fds(fd, FrameType::kArena, frame.header.request_id, answer.encode(), fds, wait);
+}
+
+}  // namespace
+
+class ShmAttachments::Membership {
+ public:
+  Membership(ShmAttachments& owner, std::shared_ptr<Attachment> attachment)
+      : owner_(owner) {
+    const std::lock_guard lock(owner_.mutex_);
+    place_ = owner_.attached_.insert(owner_.attached_.end(), std::move(attachment));
+  }
+  ~Membership() {
+    const std::lock_guard lock(owner_.mutex_);
+    owner_.attached_.erase(place_);
+  }
+  Membership(const Membership&) = delete;
+  Membership& operator=(const Membership&) = delete;
+
+ private:
+  ShmAttachments& owner_;
+  std::list<std::shared_ptr<Attachment>>::iterator place_;
+};
+
+Status ShmAttachments::serve(int fd, const Interrupt& interrupt, const RegionDirectoryWriter& directory,
+                             const ArenaTable& arenas) {
+  KVF_ASSIGN_OR_RETURN(CopyLanes lanes, CopyLanes::create());
+  KVF_ASSIGN_OR_RETURN(const UniqueFd directory_fd, reopen_read_only(directory.fd()));
+  const std::array<int, 2> fds{directory_fd.get(), lanes.fd()};
+  allow_copies_by_peers();
+  const Membership membership(*this, std::make_shared<Attachment>(Attachment{std::move(lanes), fd}));
+  KVF_RETURN_IF_ERROR(send_frame_with_fds(fd, FrameType::kShmAttached, 0, wire::ShmAttached{kMaxAttachLanes}.encode(),
+                                          fds, Wait{deadline_in(kRequestTimeout), &interrupt}));
+  for (;;) {
+    KVF_RETURN_IF_ERROR(wait_for(fd, POLLIN, Wait{deadline_in(kLongestWait), &interrupt}));
+    const Wait wait{deadline_in(kRequestTimeout), &interrupt};
+    KVF_ASSIGN_OR_RETURN(const Frame frame, recv_frame(fd, wait));
+    KVF_RETURN_IF_ERROR(answer_arena_request(fd, frame, arenas, wait));
+  }
+}
+
+std::vector<std::shared_ptr<ShmAttachments::Attachment>> ShmAttachments::snapshot() const {
+  const std::lock_guard lock(mutex_);
+  return {attached_.begin(), attached_.end()};
+}
+
+Status ShmAttachments::quiesce(Deadline deadline) const {
+  for (const auto& attachment : snapshot()) {
+    // Gone from the list means that the peer hung up and its thread here has ended.
+    const auto hung_up = [&] {
+      const std::lock_guard lock(mutex_);
+      return std::find(attached_.begin(), attached_.end(), attachment) == attached_.end() ||
+             is_hung_up(attachment->fd);
+    };
+    KVF_RETURN_IF_ERROR(attachment->lanes.quiesce(deadline, hung_up));
+  }
+  return {};
+}
+
+}  // namespace kvferry

@@ -1,0 +1,27 @@
+#include "transport/shm/shm_transport.h"
+
+#include <unistd.h>
+
+#include "transport/shm/shm_rail.h"
+
+namespace kvferry {
+
+Status ShmTransport::probe() const {
+  if (local_.host.is_nil()) {
+    return {Code::kUnsupported, "/proc does not tell this host's boot id, so peers of the same host are not recognised"};
+  }
+  const std::uint64_t word = 0x6b7666;  // any
+  const auto copied = ForeignCopy(::getpid()).peek(reinterpret_cast<std::uint64_t>(&word));
+  return copied.ok() ? Status() : copied.status();
+}
+
+Result<std::unique_ptr<Rail>> ShmTransport::open_rail(const PeerContext& peer, Deadline deadline) {
+  if (!peer.same_host) return {Code::kUnsupported, "the peer is on another host or in other namespaces"};
+  if (peer.shm_name.empty()) return {Code::kUnsupported, "the peer does not offer shared memory"};
+  KVF_ASSIGN_OR_RETURN(const Endpoint endpoint, Endpoint::parse(peer.shm_name));
+  KVF_ASSIGN_OR_RETURN(Attachment attachment, Attachment::open(local_, peer.node_id, endpoint, deadline));
+  KVF_ASSIGN_OR_RETURN(Interrupt interrupt, Interrupt::create());
+  return std::unique_ptr<Rail>(std::make_unique<ShmRail>(std::move(attachment), std::move(interrupt)));
+}
+
+}  // namespace kvferry

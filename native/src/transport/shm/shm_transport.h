@@ -1,0 +1,25 @@
+// Copies between processes of one host, without sockets on the data path: arenas are mapped, other memory is copied by
+// the kernel (process_vm_readv, process_vm_writev). Thread-safe.
+#pragma once
+
+#include "transport/greeting.h"
+#include "transport/transport.h"
+
+namespace kvferry {
+
+class ShmTransport final : public Transport {
+ public:
+  // `local` outlives the transport.
+  ShmTransport(const LocalNode& local, std::size_t lanes) : local_(local), lanes_(lanes) {}
+
+  std::string_view name() const override { return "shm"; }
+  Status probe() const override;
+  std::size_t rails_per_peer() const override { return lanes_; }
+  Result<std::unique_ptr<Rail>> open_rail(const PeerContext& peer, Deadline deadline) override;
+
+ private:
+  const LocalNode& local_;
+  const std::size_t lanes_;
+};
+
+}  // namespace kvferry
