@@ -121,7 +121,8 @@ void PeerImpl::lose(const Status& why) {
   lanes_.stop(why);
   core_->forget_peer(*this);
   core_->counters.add(Counters::kPeersLost);
-  log_event(why.code() == Code::kCancelled ? LogLevel::kDebug : LogLevel::kWarning, "peer_lost",
+  const bool orderly = why.code() == Code::kCancelled || said_goodbye_;
+  log_event(orderly ? LogLevel::kInfo : LogLevel::kWarning, "peer_lost",
             {{"peer", identity_.node_id.to_string()}, {"endpoint", identity_.endpoint.to_string()}, {"reason", why}});
 }
 
@@ -160,6 +161,7 @@ Status PeerImpl::handle_frame(const Frame& frame) {
     case FrameType::kGoodbye: {
       Result<wire::Goodbye> goodbye = wire::Goodbye::decode(frame.body);
       if (!goodbye.ok()) return goodbye.status();
+      said_goodbye_ = true;
       return {Code::kPeerLost, name() + " ended the connection: " + goodbye->reason};
     }
     case FrameType::kError:

@@ -79,6 +79,7 @@ class PeerImpl final : public Peer, public std::enable_shared_from_this<PeerImpl
   std::atomic<Clock::rep> last_heard_;        // ticks of Clock
   std::atomic<Clock::rep> last_ping_{0};
   std::atomic<int> unanswered_pings_{0};
+  std::atomic<bool> said_goodbye_{false};
 };
 
 }  // namespace kvferry
