@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 
 import numpy as np
@@ -123,13 +124,7 @@ def copy_pieces(pieces: np.ndarray, local: list[np.ndarray], remote: list[np.nda
 
 def grid() -> Iterator[tuple[KVGeometry, KVGeometry]]:
     """All pairs {NHD,HND}^2 x block size {16,32,64}^2 x heads {1,2,8} x dtypes."""
-    for dtype in ITEM_BYTES:
-        for heads in (1, 2, 8):
-            for our_layout in ("NHD", "HND"):
-                for their_layout in ("NHD", "HND"):
-                    for our_size in (16, 32, 64):
-                        for their_size in (16, 32, 64):
-                            yield (
-                                geometry(our_layout, our_size, heads, dtype),
-                                geometry(their_layout, their_size, heads, dtype),
-                            )
+    layouts, sizes = ("NHD", "HND"), (16, 32, 64)
+    choices = itertools.product(ITEM_BYTES, (1, 2, 8), layouts, layouts, sizes, sizes)
+    for dtype, heads, our_layout, their_layout, our_size, their_size in choices:
+        yield geometry(our_layout, our_size, heads, dtype), geometry(their_layout, their_size, heads, dtype)

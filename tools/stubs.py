@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import difflib
+import re
 import subprocess
 import sys
 import tempfile
@@ -33,6 +34,7 @@ def generate() -> str:
     text = text.replace("BLOCKING: tuple =", "BLOCKING: tuple[str, ...] =").replace(
         "__all__: list =", "__all__: list[str] ="
     )
+    text = re.sub(r"^(__version__: str) = .*$", r"\1", text, flags=re.MULTILINE)
     return _formatted(_HEADER + text)
 
 

@@ -57,6 +57,17 @@ def _run(command: stages.Command) -> str | None:
     return None if status == 0 else f"{command.label}: exit status {status}"
 
 
+def _run_commands(commands: list[stages.Command], outcome: Outcome) -> None:
+    """Run the commands in order; a failed one that the rest needs ends the stage."""
+    for command in commands:
+        problem = _run(command)
+        if problem:
+            print(f"FAILED {problem}", flush=True)
+            outcome.problems.append(problem)
+        if problem and command.needed:
+            return
+
+
 def _run_stage(stage: stages.Stage, context: stages.Context) -> Outcome:
     started = time.monotonic()
     outcome = Outcome(stage.name, 0.0)
@@ -65,13 +76,7 @@ def _run_stage(stage: stages.Stage, context: stages.Context) -> Outcome:
         commands = stage.commands(context)
         if not commands:
             outcome.problems.append("nothing to run")
-        for command in commands:
-            problem = _run(command)
-            if problem:
-                print(f"FAILED {problem}", flush=True)
-                outcome.problems.append(problem)
-                if command.needed:
-                    break
+        _run_commands(commands, outcome)
     except ToolError as error:
         print(f"FAILED {error}", flush=True)
         outcome.problems.append(str(error).splitlines()[0])

@@ -262,3 +262,4 @@ BLOCKING: tuple[str, ...] = (
     "Engine.next_message",
     "Engine.close",
 )
+__version__: str

@@ -19,6 +19,7 @@ PYBIND11_MODULE(_native, module) {
   using namespace kvferry::python;
   module.doc() =
       "The native transfer engine. Use kvferry.transfer, which documents and checks; this module is private.";
+  module.attr("__version__") = KVFERRY_VERSION;
   Blocking blocking;
   register_errors();
   bind_log(module, blocking);

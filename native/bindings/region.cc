@@ -19,24 +19,6 @@ std::string access_name(std::uint8_t access) {
   return name;
 }
 
-std::string kind_name(MemoryKind kind) {
-  switch (kind) {
-    case MemoryKind::kHost:
-      return "host";
-    case MemoryKind::kCuda:
-      return "cuda";
-    case MemoryKind::kHip:
-      return "hip";
-    case MemoryKind::kAscend:
-      return "ascend";
-    case MemoryKind::kFile:
-      return "file";
-    case MemoryKind::kDax:
-      return "dax";
-  }
-  return "unknown";
-}
-
 void bind_region(py::module_& module) {
   py::class_<RegionInfo>(module, "RegionInfo", "What a peer may know of a region of registered memory. Immutable.")
       .def_property_readonly("id", [](const RegionInfo& self) { return self.key.id; })
@@ -46,7 +28,7 @@ void bind_region(py::module_& module) {
       .def_property_readonly(
           "access", [](const RegionInfo& self) { return access_name(self.access); },
           "What peers may do: 'r', 'w' or 'rw'.")
-      .def_property_readonly("kind", [](const RegionInfo& self) { return kind_name(self.kind); })
+      .def_property_readonly("kind", [](const RegionInfo& self) { return memory_kind_name(self.kind); })
       .def("__repr__", [](const RegionInfo& self) {
         return py::str("RegionInfo(id={}, generation={}, name={!r}, length_bytes={}, access={!r})")
             .format(self.key.id, self.key.generation, text(self.name), self.length, access_name(self.access));

@@ -5,6 +5,7 @@
 #include <compare>
 #include <cstdint>
 #include <string>
+#include <string_view>
 
 namespace kvferry {
 
@@ -14,6 +15,8 @@ using std::chrono::milliseconds;
 
 enum class Op : std::uint8_t { kRead = 1, kWrite = 2 };  // seen from the initiator
 enum class MemoryKind : std::uint8_t { kHost = 0, kCuda = 1, kHip = 2, kAscend = 3, kFile = 4, kDax = 5 };
+std::string_view memory_kind_name(MemoryKind kind);  // "host", "cuda", ...
+
 enum Access : std::uint8_t { kRemoteRead = 1, kRemoteWrite = 2 };  // bit set
 
 struct RegionKey {

@@ -57,7 +57,7 @@ ZeroOperator make_zero_operator() {
   for (std::size_t byte = 0; byte < 4; ++byte) {
     for (std::size_t value = 0; value < 256; ++value) {
       for (std::size_t bit = 0; bit < 8; ++bit) {
-        if ((value >> bit & 1) != 0) op[byte][value] ^= column[8 * byte + bit];
+        op[byte][value] ^= (value >> bit & 1) != 0 ? column[8 * byte + bit] : 0;
       }
     }
   }

@@ -13,27 +13,9 @@ std::string region_text(RegionKey key) {
   return "region " + std::to_string(key.id) + " generation " + std::to_string(key.generation);
 }
 
-std::string_view kind_name(MemoryKind kind) {
-  switch (kind) {
-    case MemoryKind::kHost:
-      return "host";
-    case MemoryKind::kCuda:
-      return "cuda";
-    case MemoryKind::kHip:
-      return "hip";
-    case MemoryKind::kAscend:
-      return "ascend";
-    case MemoryKind::kFile:
-      return "file";
-    case MemoryKind::kDax:
-      return "dax";
-  }
-  return "unknown";
-}
-
 Status check_source(const RegionSource& source) {
   if (source.kind != MemoryKind::kHost) {
-    return {Code::kUnsupported, "memory of kind '" + std::string(kind_name(source.kind)) +
+    return {Code::kUnsupported, "memory of kind '" + std::string(memory_kind_name(source.kind)) +
                                     "' cannot be registered by this build; copy it to host memory first"};
   }
   if (source.data == nullptr || source.length == 0) {

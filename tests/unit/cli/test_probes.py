@@ -33,9 +33,8 @@ def test_a_probe_whose_process_dies_reports_it(monkeypatch: pytest.MonkeyPatch, 
     script = tmp_path / "peer.py"
     script.write_text("raise SystemExit(3)\n")
     monkeypatch.setattr(transports, "_PEER_SCRIPT", script)
-    assert (
-        "could not run" in transports.probe_process_copy() or "ended early" in transports.probe_process_copy()
-    )
+    reason = transports.probe_process_copy()
+    assert "could not run" in reason or "ended early" in reason
 
 
 def test_a_probe_that_hangs_is_given_up(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
