@@ -198,6 +198,22 @@ class RouterOptions(Options, frozen=True, kw_only=True):
             "Largest request body accepted; a larger one is refused with status 413.", ge=1 << 10, le=1 << 30
         ),
     ] = 32 << 20
+    health_interval_s: Annotated[
+        float,
+        _seconds(
+            "How often `/health` of each server is asked while all is well. A server that is down is asked "
+            "twice a second.",
+            ge=0.1,
+        ),
+    ] = 5.0
+    drain_timeout_s: Annotated[
+        float,
+        _seconds(
+            "After SIGTERM or SIGINT, how long requests under way may still run; the rest are then ended "
+            "with an error.",
+            ge=0,
+        ),
+    ] = 30.0
 
 
 class LogOptions(Options, frozen=True, kw_only=True):

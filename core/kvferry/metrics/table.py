@@ -33,6 +33,8 @@ SECONDS_BUCKETS = (
     300.0,
 )
 
+TOKEN_BUCKETS = (0.002, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 1.0, 2.5, 10.0)
+
 
 class Kind(enum.Enum):
     """What a metric may do: only grow, go both ways, or count observations by size."""
@@ -99,10 +101,55 @@ METRICS: tuple[Metric, ...] = (
         SECONDS_BUCKETS,
     ),
     Metric(
+        "kvferry_router_prefill_total",
+        Kind.COUNTER,
+        "Prefill steps by outcome: handed_off, fallback (the decode server computed the prompt), bypassed "
+        "(the request cannot be split).",
+        ("outcome",),
+    ),
+    Metric(
         "kvferry_router_prefill_fallbacks_total",
         Kind.COUNTER,
-        "Requests served by a decode server alone, by reason.",
+        "Requests served by a decode server alone although a prefill server is configured, by reason.",
         ("reason",),
+    ),
+    Metric(
+        "kvferry_router_prefill_bypasses_total",
+        Kind.COUNTER,
+        "Requests that cannot be split into prefill and decode, by what they ask for.",
+        ("reason",),
+    ),
+    Metric(
+        "kvferry_router_inter_token_seconds",
+        Kind.HISTOGRAM,
+        "Time between two pieces of a streamed answer (time between tokens).",
+        ("endpoint",),
+        TOKEN_BUCKETS,
+    ),
+    Metric(
+        "kvferry_router_failures_total",
+        Kind.COUNTER,
+        "Requests that failed, by reason.",
+        ("reason",),
+    ),
+    Metric(
+        "kvferry_router_cancellations_total",
+        Kind.COUNTER,
+        "Requests whose client went away, by phase: prefill, decode (before the first byte), streaming.",
+        ("phase",),
+    ),
+    Metric(
+        "kvferry_router_decode_retries_total",
+        Kind.COUNTER,
+        "Requests sent to another decode server before any byte of an answer, by reason.",
+        ("reason",),
+    ),
+    Metric(
+        "kvferry_router_releases_total",
+        Kind.COUNTER,
+        "Prefill leases that no decode server took, given back by the router: reason (rejected, aborted) and "
+        "outcome (released, not_held, failed, unsupported).",
+        ("reason", "outcome"),
     ),
     Metric(
         "kvferry_router_backend_requests_total",
@@ -111,9 +158,15 @@ METRICS: tuple[Metric, ...] = (
         ("role", "backend", "outcome"),
     ),
     Metric(
+        "kvferry_router_backend_in_flight",
+        Kind.GAUGE,
+        "Requests of this router open on a server.",
+        ("role", "backend"),
+    ),
+    Metric(
         "kvferry_router_backend_up",
         Kind.GAUGE,
-        "1 while a server answers, else 0.",
+        "1 while requests are placed on a server, else 0.",
         ("role", "backend"),
     ),
 )

@@ -1,0 +1,178 @@
+"""The first step of a request: its prompt, on a prefill server."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Mapping
+from typing import Any
+
+import aiohttp
+from multidict import CIMultiDict
+
+from kvferry.errors import ProtocolError
+from kvferry.router.core import Core
+from kvferry.router.instances import Instance
+from kvferry.router.protocol import ParsedRequest, prefill_body, read_handoff
+from kvferry.router.upstream import BodyReader, Trouble, UpstreamError
+from kvferry.scheduling import RequestFeatures
+
+logger = logging.getLogger(__name__)
+
+# How long the rest of an answer is waited for after the client has gone, to learn of its lease.
+ORPHAN_TIMEOUT_S = 2.0
+
+
+class NoHandoffError(Exception):
+    """The prefill step yielded nothing to hand off, so the decode server computes the prompt."""
+
+    def __init__(self, reason: str, text: str) -> None:
+        super().__init__(text)
+        self.reason = reason
+
+
+class PrefillStep:
+    """Runs the prefill step of one request."""
+
+    def __init__(
+        self,
+        core: Core,
+        path: str,
+        headers: Mapping[str, str],
+        parsed: ParsedRequest,
+        features: RequestFeatures,
+    ) -> None:
+        self._core = core
+        self._path = path
+        # The answer is for us: it has to be readable, so no compression.
+        self._headers = CIMultiDict(headers)
+        self._headers["Accept-Encoding"] = "identity"
+        self._parsed = parsed
+        self._features = features
+
+    async def run(self, decode: Instance, first: Instance | None) -> dict[str, Any] | None:
+        """Return the hand-off for the decode server, or None if that server is to compute the prompt.
+
+        Another prefill server is tried only when the one before cannot have seen the request. Everything that
+        goes wrong ends in None: the decode server then answers the request alone, and says so itself where it
+        is the request that is at fault.
+        """
+        metrics = self._core.metrics
+        if self._parsed.bypass is not None:
+            metrics.count("prefill", "bypassed")
+            metrics.count("prefill_bypasses", self._parsed.bypass)
+            return None
+        if not self._core.pool.prefill or (first is None and self._core.usable_prefill(set())):
+            return None  # none configured, or the policy decided to do without
+        started = time.perf_counter()
+        try:
+            params = await self._try_each(decode, first)
+        except NoHandoffError as error:
+            metrics.count("prefill", "fallback")
+            metrics.count("prefill_fallbacks", error.reason)
+            logger.debug("request %r: no hand-off: %s", self._features.request_id, error)
+            return None
+        metrics.count("prefill", "handed_off")
+        metrics.histogram("prefill_seconds").observe(time.perf_counter() - started)
+        return params
+
+    async def _try_each(self, decode: Instance, chosen: Instance | None) -> dict[str, Any]:
+        body = prefill_body(self._parsed)
+        unreachable: set[Instance] = set()
+        while chosen is not None:
+            params = await self._try_one(chosen, body)
+            if params is not None:
+                return params
+            unreachable.add(chosen)
+            chosen, _ = self._core.place(self._features, self._core.usable_prefill(unreachable), [decode])
+        reason = "unreachable" if unreachable else "none_usable"
+        raise NoHandoffError(reason, "no prefill server can be reached")
+
+    async def _try_one(self, instance: Instance, body: bytes) -> dict[str, Any] | None:
+        """Return a server's hand-off, or None if there was no connection; raises `NoHandoffError`."""
+        try:
+            return await self._ask(instance, body)
+        except UpstreamError as error:
+            if error.trouble is not Trouble.UNREACHABLE:
+                raise NoHandoffError(error.trouble.value, str(error)) from error
+            return None
+
+    async def _ask(self, instance: Instance, body: bytes) -> dict[str, Any]:
+        with self._core.use(instance) as usage:
+            try:
+                params = await self._exchange(instance, body)
+            except UpstreamError as error:
+                usage.outcome = "failed"
+                note_trouble(instance, error)
+                raise
+            except NoHandoffError as error:
+                usage.outcome = "done" if error.reason == "no_handoff" else "failed"
+                raise
+            usage.outcome = "done"
+            return params
+
+    async def _exchange(self, instance: Instance, body: bytes) -> dict[str, Any]:
+        core = self._core
+        timeout_s = core.options.prefill_timeout_s
+        response = await core.upstream.post(instance, self._path, self._headers, body, timeout_s)
+        reader = BodyReader(response, instance)
+        try:
+            answer = await reader.read()
+        except asyncio.CancelledError:
+            # The engine has finished, so a lease may exist, and only this answer names it.
+            core.releaser.spawn(_release_orphan(core, response, reader))
+            raise
+        except BaseException:
+            response.close()
+            raise
+        return _judge(instance, response.status, answer)
+
+
+def _judge(instance: Instance, status: int, answer: bytes) -> dict[str, Any]:
+    """Return the hand-off in a prefill server's answer; raises `NoHandoffError`."""
+    if 400 <= status < 500:
+        # Most likely the client's fault: the decode server will say so too, as if it had been asked alone.
+        # If it was this server's own limit, the request still gets its answer.
+        instance.succeeded()
+        raise NoHandoffError("rejected", f"{instance.name} answered {status}")
+    if not 200 <= status < 300:
+        if instance.failed(f"answered {status}"):
+            logger.warning("prefill server %s: several failures in a row, taking it out", instance.name)
+        raise NoHandoffError("upstream_error", f"{instance.name} answered {status}")
+    try:
+        params = read_handoff(answer)
+    except ProtocolError as error:
+        instance.failed(str(error))
+        raise NoHandoffError("malformed", f"{instance.name}: {error}") from error
+    instance.succeeded()
+    if params is None:
+        raise NoHandoffError(
+            "no_handoff",
+            f"{instance.name} kept nothing for a hand-off: short prompt, or it does not run "
+            'KVFerryConnector with "kv_role":"kv_producer"',
+        )
+    return params
+
+
+async def _release_orphan(core: Core, response: aiohttp.ClientResponse, reader: BodyReader) -> None:
+    """Read the rest of an answer that nobody waits for any more, and give back the lease it names."""
+    try:
+        params = read_handoff(await asyncio.wait_for(reader.read(), ORPHAN_TIMEOUT_S))
+    except (UpstreamError, ProtocolError, asyncio.TimeoutError):
+        params = None
+    finally:
+        response.close()
+    if params is not None:
+        core.releaser.release(params, "aborted")
+
+
+def note_trouble(instance: Instance, error: UpstreamError) -> None:
+    """Let an instance's health know that a request got no usable answer."""
+    if error.trouble is Trouble.UNREACHABLE:
+        if instance.unreachable(str(error)):
+            logger.warning("%s server %s is down: %s", instance.role.value, instance.name, error)
+    elif instance.failed(str(error)):
+        logger.warning(
+            "%s server %s: several failures in a row, taking it out", instance.role.value, instance.name
+        )

@@ -1,0 +1,106 @@
+"""Gives a prefill lease back when no decode server took it, so that its blocks are free at once.
+
+A lease that is not given back ends by itself; this only makes it sooner. It never fails a request.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import logging
+import time
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from typing import Any, Literal
+
+from kvferry.config.schema import TransferOptions
+from kvferry.errors import KVFerryError
+from kvferry.router.metrics import RouterMetrics
+
+logger = logging.getLogger(__name__)
+
+RELEASE_TIMEOUT_S = 5.0
+ReleaseReason = Literal["rejected", "aborted"]
+# Takes a prefill server's `kv_transfer_params`; says whether the lease was still held.
+ReleaseFunction = Callable[[Mapping[str, Any], ReleaseReason], Awaitable[bool]]
+
+
+class NativeReleaser:
+    """Releases over a transfer engine of the router's own, which holds no memory and only sends messages."""
+
+    def __init__(self, transfer: TransferOptions) -> None:
+        handoff = importlib.import_module("kvferry.handoff")
+        self._engine = importlib.import_module("kvferry.transfer").Engine(transfer)
+        try:
+            # Without a cluster secret the engines are on this host, and no other is contacted.
+            allow_remote = bool(transfer.cluster_secret or transfer.cluster_secret_file)
+            self._releaser = handoff.LeaseReleaser(self._engine, allow_remote=allow_remote)
+        except BaseException:
+            self._engine.close()
+            raise
+
+    async def release(self, params: Mapping[str, Any], reason: ReleaseReason) -> bool:
+        """Give a lease back; see `kvferry.handoff.LeaseReleaser.release_lease`."""
+        held: bool = await self._releaser.release_lease(params, reason)
+        return held
+
+    def close(self) -> None:
+        """Stop its threads and connections."""
+        self._releaser.close()
+        self._engine.close()
+
+
+def open_native_releaser(transfer: TransferOptions) -> NativeReleaser | None:
+    """Return a releaser, or None, with a warning, where the native engine cannot run."""
+    try:
+        return NativeReleaser(transfer)
+    except (ImportError, KVFerryError) as error:
+        logger.warning("unused prefill blocks will be freed by the end of their lease only: %s", error)
+        return None
+
+
+class Releaser:
+    """Runs releases in the background of one event loop, each with a deadline."""
+
+    def __init__(self, function: ReleaseFunction | None, metrics: RouterMetrics) -> None:
+        self._function = function
+        self._metrics = metrics
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def release(self, params: Mapping[str, Any], reason: ReleaseReason) -> None:
+        """Start giving back the lease named in a prefill server's `kv_transfer_params`."""
+        if self._function is None:
+            self._metrics.count("releases", reason, "unsupported")
+            return
+        self.spawn(self._release(self._function, params, reason))
+
+    def spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        """Run something that outlives its request; it is waited for on shutdown."""
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def settle(self, timeout_s: float) -> None:
+        """Wait for what is running, and what that starts, then cancel the rest."""
+        deadline = time.monotonic() + timeout_s
+        while self._tasks and (left_s := deadline - time.monotonic()) > 0:
+            await asyncio.wait(self._tasks, timeout=left_s)
+        late = list(self._tasks)
+        for task in late:
+            task.cancel()
+        await asyncio.gather(*late, return_exceptions=True)
+
+    async def _release(
+        self, function: ReleaseFunction, params: Mapping[str, Any], reason: ReleaseReason
+    ) -> None:
+        try:
+            held = await asyncio.wait_for(function(params, reason), RELEASE_TIMEOUT_S)
+        except Exception as error:  # noqa: BLE001  (whatever went wrong, the lease's end is the net)
+            self._metrics.count("releases", reason, "failed")
+            logger.warning(
+                "prefill blocks at %s:%s could not be given back and stay until their lease ends: %s",
+                params.get("remote_host"),
+                params.get("remote_port"),
+                str(error) or type(error).__name__,
+            )
+        else:
+            self._metrics.count("releases", reason, "released" if held else "not_held")

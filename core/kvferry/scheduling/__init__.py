@@ -1,0 +1,23 @@
+"""Where a request runs: pure decisions, no clock and no I/O, shared by the router and the simulator."""
+
+from __future__ import annotations
+
+from kvferry.scheduling.policy import (
+    InstanceView,
+    NoPlacementError,
+    Placement,
+    Policy,
+    RequestFeatures,
+    RoundRobin,
+    Snapshot,
+)
+
+__all__ = [
+    "InstanceView",
+    "NoPlacementError",
+    "Placement",
+    "Policy",
+    "RequestFeatures",
+    "RoundRobin",
+    "Snapshot",
+]
