@@ -40,6 +40,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _SETTLE_POLL_S = 5.0  # a cancelled transfer settles soon; how often to complain while it has not
+_WARNING_INTERVAL_S = 10.0
 _MIN_CONTROL_S = 0.5  # least time left for giving the lease back
 
 
@@ -136,6 +137,7 @@ class Consumer:
         self._loads: dict[str, _Load] = {}
         self._results: list[LoadResult] = []
         self._counts: Counter[str] = Counter()
+        self._quiet_until: dict[tuple[str, str], float] = {}
         self._renewals = Renewals(peers, control, chores, rank=rank, clock=clock)
         self._closed = False
 
@@ -358,13 +360,42 @@ class Consumer:
         self._renewals.remove(load.request.request_id)
         with self._lock:
             del self._loads[load.request.request_id]
-            self._append_result(load, error)
+            result = self._append_result(load, error)
+        self._log(result)
 
-    def _append_result(self, load: _Load, error: KVFerryError | None) -> None:
+    def _append_result(self, load: _Load, error: KVFerryError | None) -> LoadResult:
         seconds = self._clock() - load.started_at
         moved = load.bytes if error is None else 0
-        self._results.append(
-            LoadResult(load.request.request_id, error, moved, seconds, load.transport, self._name(load))
+        result = LoadResult(load.request.request_id, error, moved, seconds, load.transport, self._name(load))
+        self._results.append(result)
+        return result
+
+    def _log(self, result: LoadResult) -> None:
+        if result.error is None or result.cancelled:
+            logger.debug(
+                "load request=%s outcome=%s transport=%s peer=%s bytes=%d seconds=%.6f",
+                result.request_id,
+                "cancelled" if result.cancelled else "loaded",
+                result.transport or "none",
+                result.peer,
+                result.bytes,
+                result.seconds,
+            )
+            return
+        # One warning per prefill engine, kind of failure and interval; the rest is in the counts.
+        now, key = self._clock(), (result.peer, result.error.code)
+        loud = now >= self._quiet_until.get(key, 0.0)
+        if loud:
+            self._quiet_until = {k: until for k, until in self._quiet_until.items() if until > now}
+            self._quiet_until[key] = now + _WARNING_INTERVAL_S
+        logger.log(
+            logging.WARNING if loud else logging.DEBUG,
+            "load request=%s outcome=failed code=%s peer=%s seconds=%.3f: %s",
+            result.request_id,
+            result.error.code,
+            result.peer,
+            result.seconds,
+            result.error,
         )
 
     def _count(self, name: str) -> None:

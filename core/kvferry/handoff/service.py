@@ -11,11 +11,12 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
 from kvferry.errors import KVFerryError, ProtocolError
-from kvferry.handoff.consumer import Consumer, ConsumerLimits
+from kvferry.handoff.consumer import Consumer, ConsumerLimits, LoadResult
 from kvferry.handoff.control import SEND_TIMEOUT_S, ControlClient
 from kvferry.handoff.messages import Release, Released, Renew, decode_message, encode_message
 from kvferry.handoff.peers import PeerBook
 from kvferry.handoff.producer import LeaseTable
+from kvferry.handoff.summary import Summary
 
 if TYPE_CHECKING:
     from kvferry.config import HandoffOptions
@@ -155,8 +156,9 @@ class MessageLoop:
 class HandoffWorker:
     """Producer and consumer of one engine worker process, around one transfer engine. Thread-safe.
 
-    `geometry` and `local_regions` (region id by layer name) describe the registered KV cache; `rank` is the
-    tensor-parallel rank. The engine stays the caller's; close this before it.
+    `summary_interval_s`: how often a line sums the hand-offs up in the log. `geometry` and `local_regions`
+    (region id by layer name) describe the registered KV cache; `rank` is the tensor-parallel rank. The engine
+    stays the caller's; close this before it.
     """
 
     def __init__(
@@ -167,7 +169,9 @@ class HandoffWorker:
         options: HandoffOptions,
         *,
         allow_remote: bool,
+        summary_interval_s: float = 60.0,
     ) -> None:
+        self._summary = Summary(summary_interval_s)
         self._loads = ThreadPool(options.max_concurrent_loads, "kvferry-load")
         self._chores = ThreadPool(CHORE_THREADS, "kvferry-chore")
         self._control = ControlClient(engine)
@@ -186,15 +190,26 @@ class HandoffWorker:
             rank=geometry.tp_rank,
             limits=ConsumerLimits(options.load_timeout_s, options.control_timeout_s),
         )
-        self._loop = MessageLoop(engine, table=self.table, control=self._control, tick=self.consumer.tick)
+        self._loop = MessageLoop(engine, table=self.table, control=self._control, tick=self._tick)
         self._loop.start()
+
+    def take_results(self) -> list[LoadResult]:
+        """Return the loads that ended since the last call, each one once."""
+        results = self.consumer.take_results()
+        self._summary.add(results, {})
+        return results
 
     def take_counts(self) -> dict[str, int]:
         """Return everything counted since the last call, by name."""
         total: Counter[str] = Counter()
         for part in (self.table, self.consumer, self._control, self._loop):
             total.update(part.take_counts())
+        self._summary.add((), total)
         return dict(total)
+
+    def _tick(self) -> None:
+        self.consumer.tick()
+        self._summary.tick()
 
     def close(self) -> None:
         """Cancel loads and stop the threads; bounded by about two seconds."""

@@ -169,6 +169,56 @@ METRICS: tuple[Metric, ...] = (
         "1 while requests are placed on a server, else 0.",
         ("role", "backend"),
     ),
+    # handoff: counted by an engine's connector, there with the engine's prefix, e.g. vllm:kvferry_...
+    # leases granted = ended + those alive
+    Metric(
+        "kvferry_handoff_loads_total",
+        Kind.COUNTER,
+        "Loads of a prompt's KV cache that ended, by outcome: loaded, failed or cancelled.",
+        ("outcome",),
+    ),
+    Metric(
+        "kvferry_handoff_load_failures_total",
+        Kind.COUNTER,
+        "Failed loads, by the code of the error; their prompts were computed by the decode engine.",
+        ("code",),
+    ),
+    Metric(
+        "kvferry_handoff_loaded_bytes_total",
+        Kind.COUNTER,
+        "Bytes of KV cache loaded, by transport.",
+        ("transport",),
+    ),
+    Metric(
+        "kvferry_handoff_load_seconds",
+        Kind.HISTOGRAM,
+        "Time of a successful load, from the order to the confirmed lease, queueing included.",
+        (),
+        SECONDS_BUCKETS,
+    ),
+    Metric(
+        "kvferry_handoff_leases_granted_total",
+        Kind.COUNTER,
+        "Leases that a prefill engine granted on finished prompts.",
+    ),
+    Metric(
+        "kvferry_handoff_leases_ended_total",
+        Kind.COUNTER,
+        "Leases that ended, by reason: done (loaded), rejected, aborted or expired.",
+        ("reason",),
+    ),
+    Metric(
+        "kvferry_handoff_notices_ignored_total",
+        Kind.COUNTER,
+        "Control messages without effect, by kind: late, duplicate, unknown, malformed.",
+        ("kind",),
+    ),
+    Metric(
+        "kvferry_handoff_refused_requests_total",
+        Kind.COUNTER,
+        "Requests whose kv_transfer_params could not be used, by reason; their prompts were computed here.",
+        ("reason",),
+    ),
 )
 
 

@@ -1,0 +1,60 @@
+"""What of vLLM is supported. Everything here is data and one-sentence refusals."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from kvferry.errors import UnsupportedError
+from kvferry.versions import in_range
+
+VLLM_VERSIONS = ">=0.32,<0.33"
+
+# Settings of vLLM's parallel configuration that must be 1, and what they are called.
+_SINGLE = {
+    "pipeline_parallel_size": "pipeline parallelism",
+    "decode_context_parallel_size": "decode context parallelism",
+    "prefill_context_parallel_size": "prefill context parallelism",
+}
+# Speculation without a KV cache of its own.
+_DRAFTLESS = ("ngram", "ngram_gpu", "suffix")
+
+
+def check_version(version: str) -> None:
+    """Raise UnsupportedError if this vLLM is outside the supported range."""
+    if not in_range(version, VLLM_VERSIONS):
+        raise UnsupportedError(
+            f"KVFerryConnector supports vLLM {VLLM_VERSIONS}, this is {version}: "
+            "install a vLLM of that range, or a KVFerry that supports yours"
+        )
+
+
+def check_config(vllm_config: Any) -> None:
+    """Raise UnsupportedError, with one sentence, if the engine is set up in a way we cannot serve."""
+    for name, title in _SINGLE.items():
+        size = getattr(vllm_config.parallel_config, name, 1)
+        if size > 1:
+            raise UnsupportedError(
+                f"KVFerryConnector does not support {title} ({name}={size}) yet; set it to 1"
+            )
+    speculative = vllm_config.speculative_config
+    if speculative is not None and speculative.method not in _DRAFTLESS:
+        raise UnsupportedError(
+            f"KVFerryConnector does not support speculative decoding by {speculative.method!r} yet, whose "
+            f"draft model has a KV cache of its own; use one of {', '.join(_DRAFTLESS)} or none"
+        )
+
+
+def check_groups(kv_cache_config: Any) -> None:
+    """Raise UnsupportedError if the model's KV cache is not one group of attention layers."""
+    groups = kv_cache_config.kv_cache_groups
+    if len(groups) != 1:
+        kinds = ", ".join(sorted({type(group.kv_cache_spec).__name__ for group in groups}))
+        raise UnsupportedError(
+            f"KVFerryConnector supports models with one KV cache group, this one has {len(groups)} "
+            f"({kinds}); start vLLM with --disable-hybrid-kv-cache-manager if the model allows it"
+        )
+    spec = groups[0].kv_cache_spec
+    if not hasattr(spec, "num_kv_heads") or not hasattr(spec, "head_size"):
+        raise UnsupportedError(
+            f"KVFerryConnector does not support a KV cache of kind {type(spec).__name__} yet"
+        )

@@ -1,0 +1,135 @@
+"""Statistics in vLLM's form: aggregated over workers, shown in its log line and in its `/metrics`."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from prometheus_client import Counter as PromCounter
+from prometheus_client import Histogram as PromHistogram
+from vllm.distributed.kv_transfer.kv_connector.v1.metrics import KVConnectorPromMetrics, KVConnectorStats
+
+from kvferry.handoff import LoadResult
+from kvferry.metrics import Kind, metrics_of
+
+PREFIX = "vllm:"  # vLLM's own, so that it unregisters them together with its metrics
+
+# Counts of kvferry.handoff by metric and label value.
+_COUNTS: dict[str, tuple[str, str]] = {
+    "granted": ("kvferry_handoff_leases_granted_total", ""),
+    **{
+        reason: ("kvferry_handoff_leases_ended_total", reason)
+        for reason in ("done", "rejected", "aborted", "expired")
+    },
+    "late_notices": ("kvferry_handoff_notices_ignored_total", "late"),
+    "duplicate_notices": ("kvferry_handoff_notices_ignored_total", "duplicate"),
+    "unknown_notices": ("kvferry_handoff_notices_ignored_total", "unknown"),
+    "late_answers": ("kvferry_handoff_notices_ignored_total", "late"),
+    "malformed_messages": ("kvferry_handoff_notices_ignored_total", "malformed"),
+}
+_REFUSED = "refused_"
+
+
+@dataclass
+class KVFerryStats(KVConnectorStats):
+    """`data`: "counts" by `metric name|label value`, and "load_seconds", one number per successful load."""
+
+    data: dict[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if not self.data:
+            self.reset()
+
+    @classmethod
+    def of(cls, results: Iterable[LoadResult], counts: Mapping[str, int]) -> KVFerryStats:
+        """Return the statistics of one worker or scheduler step."""
+        stats = cls()
+        totals: Counter[str] = Counter()
+        for result in results:
+            outcome = "cancelled" if result.cancelled else "failed" if result.error else "loaded"
+            totals[f"kvferry_handoff_loads_total|{outcome}"] += 1
+            if result.error is None:
+                totals[f"kvferry_handoff_loaded_bytes_total|{result.transport}"] += result.bytes
+                stats.data["load_seconds"].append(result.seconds)
+            elif not result.cancelled:
+                totals[f"kvferry_handoff_load_failures_total|{result.error.code}"] += 1
+        for name, count in counts.items():
+            if name.startswith(_REFUSED):
+                totals[f"kvferry_handoff_refused_requests_total|{name.removeprefix(_REFUSED)}"] += count
+            elif name in _COUNTS:
+                totals["|".join(_COUNTS[name])] += count
+        stats.data["counts"] = dict(totals)
+        return stats
+
+    def reset(self) -> None:
+        """Forget everything."""
+        self.data = {"counts": {}, "load_seconds": []}
+
+    def is_empty(self) -> bool:
+        """Whether nothing happened."""
+        return not self.data["counts"]
+
+    def aggregate(self, other: KVConnectorStats) -> KVConnectorStats:
+        """Add another worker's or step's statistics."""
+        counts = Counter(self.data["counts"])
+        counts.update(other.data["counts"])
+        self.data["counts"] = dict(counts)
+        self.data["load_seconds"] += other.data["load_seconds"]
+        return self
+
+    def reduce(self) -> dict[str, int | float]:
+        """Return what vLLM's periodic log line shows."""
+        counts, seconds = self.data["counts"], sorted(self.data["load_seconds"])
+        moved = sum(size for key, size in counts.items() if key.startswith("kvferry_handoff_loaded_bytes"))
+        shown: dict[str, int | float] = {
+            f"loads {outcome}": counts.get(f"kvferry_handoff_loads_total|{outcome}", 0)
+            for outcome in ("loaded", "failed", "cancelled")
+        }
+        shown["MiB"] = round(moved / 2**20, 2)
+        if seconds:
+            shown["load p50 (ms)"] = round(seconds[len(seconds) // 2] * 1e3, 2)
+            shown["load max (ms)"] = round(seconds[-1] * 1e3, 2)
+        shown["leases granted"] = counts.get("kvferry_handoff_leases_granted_total|", 0)
+        shown["leases expired"] = counts.get("kvferry_handoff_leases_ended_total|expired", 0)
+        return shown
+
+
+class KVFerryPromMetrics(KVConnectorPromMetrics):
+    """The `handoff` metrics of KVFerry's table, registered through vLLM under its prefix."""
+
+    def __init__(
+        self,
+        vllm_config: Any,
+        metric_types: dict[Any, Any],
+        labelnames: list[str],
+        per_engine_labelvalues: dict[int, list[object]],
+    ) -> None:
+        super().__init__(vllm_config, metric_types, labelnames, per_engine_labelvalues)
+        self._collectors: dict[str, Any] = {}
+        for metric in metrics_of("handoff"):
+            labels = [*labelnames, *metric.labels]
+            if metric.kind is Kind.HISTOGRAM:
+                collector = metric_types[PromHistogram](
+                    name=PREFIX + metric.name,
+                    documentation=metric.help,
+                    labelnames=labels,
+                    buckets=metric.buckets,
+                )
+            else:
+                collector = metric_types[PromCounter](
+                    name=PREFIX + metric.name, documentation=metric.help, labelnames=labels
+                )
+            self._collectors[metric.name] = collector
+
+    def observe(self, transfer_stats_data: dict[str, Any], engine_idx: int = 0) -> None:
+        """Add one step's statistics."""
+        engine = self.per_engine_labelvalues[engine_idx]
+        for key, count in transfer_stats_data["counts"].items():
+            name, _, label = key.partition("|")
+            values = [*engine, label] if label else engine
+            self._collectors[name].labels(*values).inc(count)
+        histogram = self._collectors["kvferry_handoff_load_seconds"].labels(*engine)
+        for seconds in transfer_stats_data["load_seconds"]:
+            histogram.observe(seconds)
