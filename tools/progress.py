@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import signal
 import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import IO
+
+from tools.supervise import descendants
 
 _START = time.monotonic()
+_SUPERVISOR = Path(__file__).resolve().parent / "supervise.py"
 
 
 class ToolError(Exception):
@@ -19,6 +25,43 @@ class ToolError(Exception):
 def say(text: str) -> None:
     """Print one progress line with the seconds since the start."""
     print(f"[{time.monotonic() - _START:6.1f} s] {text}", flush=True)
+
+
+def start_supervised(
+    command: Sequence[object],
+    *,
+    env: Mapping[str, str] | None = None,
+    cwd: Path | None = None,
+    output: IO[bytes] | None = None,
+) -> subprocess.Popen[bytes]:
+    """Start a command below a supervisor, so that nothing of it outlives us, kill -9 of us included.
+
+    Output goes to `output`, by default to our own. The command sees no standard input.
+    """
+    return subprocess.Popen(
+        [sys.executable, str(_SUPERVISOR), *map(str, command)],
+        stdin=subprocess.PIPE,
+        stdout=output,
+        stderr=subprocess.STDOUT,
+        env=None if env is None else dict(env),
+        cwd=cwd,
+        start_new_session=True,
+    )
+
+
+def end_supervised(process: subprocess.Popen[bytes], timeout_s: float = 40.0) -> None:
+    """Stop a supervised command with all its processes, if it still runs, and wait for its end."""
+    if process.poll() is None:
+        process.terminate()
+        try:
+            process.wait(timeout_s)
+        except subprocess.TimeoutExpired:
+            for pid in (*descendants(process.pid), process.pid):
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+            process.wait()
+    if process.stdin is not None:
+        process.stdin.close()
 
 
 def tail(path: Path, lines: int = 30) -> str:
@@ -51,14 +94,7 @@ def run_logged(
     started = time.monotonic()
     next_note = started + 20.0
     with log.open("ab") as out:
-        process = subprocess.Popen(
-            [str(part) for part in command],
-            stdin=subprocess.DEVNULL,
-            stdout=out,
-            stderr=subprocess.STDOUT,
-            env=None if env is None else dict(env),
-            cwd=cwd,
-        )
+        process = start_supervised(command, env=env, cwd=cwd, output=out)
         try:
             while process.poll() is None:
                 now = time.monotonic()
@@ -69,9 +105,7 @@ def run_logged(
                     next_note = now + 20.0
                 time.sleep(0.1)
         finally:
-            if process.poll() is None:
-                process.kill()
-                process.wait()
+            end_supervised(process)
     if process.returncode != 0:
         raise ToolError(f"{label}: failed with exit status {process.returncode}\n{tail(log)}\nlog: {log}")
 

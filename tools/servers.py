@@ -8,7 +8,6 @@ import os
 import signal
 import socket
 import subprocess
-import sys
 import time
 import urllib.error
 import urllib.request
@@ -16,12 +15,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from tools.progress import ToolError, tail
+from tools.progress import ToolError, end_supervised, start_supervised, tail
 from tools.supervise import descendants
 
-_SUPERVISOR = Path(__file__).resolve().parent / "supervise.py"
 _READY_TIMEOUT_S = 300.0
-_STOP_TIMEOUT_S = 40.0
 _IN_USE = ("address already in use", "errno 98")
 
 VLLM_ENV = {
@@ -78,14 +75,7 @@ class Server:
         arguments = [part.replace("{port}", str(self.port)) for part in self.command]
         self.log.parent.mkdir(parents=True, exist_ok=True)
         with self.log.open("ab") as out:
-            self.process = subprocess.Popen(
-                [sys.executable, str(_SUPERVISOR), *arguments],
-                stdin=subprocess.PIPE,
-                stdout=out,
-                stderr=subprocess.STDOUT,
-                env={**os.environ, **self.env},
-                start_new_session=True,
-            )
+            self.process = start_supervised(arguments, env={**os.environ, **self.env}, output=out)
         return self
 
     def wait_ready(self, timeout_s: float = _READY_TIMEOUT_S) -> Server:
@@ -130,7 +120,7 @@ class Server:
         for pid in self.pids():
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
-        self._wait_end()
+        end_supervised(self.process)
 
     def ask_to_stop(self) -> None:
         """Begin stopping, without waiting for the end."""
@@ -139,8 +129,8 @@ class Server:
 
     def stop(self) -> None:
         """Stop the server and all its processes; nothing happens when it is not running."""
-        self.ask_to_stop()
-        self._wait_end()
+        if self.process is not None:
+            end_supervised(self.process)
 
     def detach(self) -> int:
         """Let the server live on after us; returns the supervisor's pid, to which SIGTERM means stop."""
@@ -150,19 +140,6 @@ class Server:
         self.process.stdin.flush()
         time.sleep(0.5)  # the supervisor must have read the line before our end of the pipe closes
         return self.process.pid
-
-    def _wait_end(self) -> None:
-        if self.process is None:
-            return
-        try:
-            self.process.wait(_STOP_TIMEOUT_S)
-        except subprocess.TimeoutExpired:
-            for pid in [*self.pids(), self.process.pid]:
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(pid, signal.SIGKILL)
-            self.process.wait()
-        if self.process.stdin is not None:
-            self.process.stdin.close()
 
 
 def stop_all(servers: Sequence[Server]) -> None:

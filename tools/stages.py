@@ -128,8 +128,7 @@ def _engines(context: Context) -> list[Command]:
 
 
 def _setup(_context: Context) -> list[Command]:
-    python = python_of(ensure_overlay("dev"))
-    return [Command("kvferry --version", [python, "-m", "kvferry.cli", "--version"])]
+    return [Command("kvferry --version", [ensure_overlay("dev") / "bin" / "kvferry", "--version"])]
 
 
 ALL: tuple[Stage, ...] = (

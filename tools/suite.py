@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
 import os
 import signal
 import subprocess
@@ -14,7 +13,7 @@ from types import FrameType
 
 from tools import stages
 from tools.envs import ROOT
-from tools.progress import ToolError, say
+from tools.progress import ToolError, end_supervised, say, start_supervised
 
 
 @dataclass
@@ -26,34 +25,16 @@ class Outcome:
     problems: list[str] = field(default_factory=list)
 
 
-def _stop_group(process: subprocess.Popen[bytes]) -> None:
-    """End a command and all that it started: first asked, then forced."""
-    with contextlib.suppress(ProcessLookupError, subprocess.TimeoutExpired):
-        os.killpg(process.pid, signal.SIGTERM)
-        process.wait(20.0)
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
-
-
 def _run(command: stages.Command) -> str | None:
     """Run one command with its output going straight to ours; returns what went wrong, or None."""
     print(f"$ {command.label}", flush=True)
-    process = subprocess.Popen(
-        [str(part) for part in command.argv],
-        stdin=subprocess.DEVNULL,
-        stderr=subprocess.STDOUT,
-        cwd=command.cwd or ROOT,
-        env={**os.environ, **command.env},
-        start_new_session=True,
-    )
+    process = start_supervised(command.argv, env={**os.environ, **command.env}, cwd=command.cwd or ROOT)
     try:
         status = process.wait(command.timeout_s)
     except subprocess.TimeoutExpired:
         return f"{command.label}: no end after {command.timeout_s:.0f} s"
     finally:
-        if process.poll() is None:
-            _stop_group(process)
+        end_supervised(process)
     return None if status == 0 else f"{command.label}: exit status {status}"
 
 

@@ -23,8 +23,8 @@ pytestmark = [pytest.mark.engine, pytest.mark.timeout(600)]
 
 @pytest.fixture(autouse=True)
 def forgotten_prefixes(fleet: Fleet) -> None:
-    """Each test starts with empty prefix caches, so that KV has to be moved again."""
-    for server in (*fleet.prefill, *fleet.decode):
+    """Decode starts each test with an empty prefix cache, so that KV has to be moved again."""
+    for server in fleet.decode:
         until(lambda server=server: is_idle(server), f"{server.name} is idle")
         empty_prefix_cache(server)
 
