@@ -1,0 +1,94 @@
+// Writes the seed corpora: one valid input per message and form, so that the fuzzers start past the first checks.
+// usage: make_corpus DIRECTORY
+#include <cstdio>
+#include <filesystem>
+#include <fstream>
+#include <string>
+
+#include "base/bytes.h"
+#include "wire/frame.h"
+#include "wire/messages.h"
+
+using namespace kvferry;
+namespace fs = std::filesystem;
+
+namespace {
+
+void put(const fs::path& directory, const std::string& name, ByteView bytes) {
+  fs::create_directories(directory);
+  std::ofstream(directory / name, std::ios::binary) << as_text(bytes);
+}
+
+template <typename Message>
+void put_message(const fs::path& root, FrameType type, const Message& message, std::uint8_t flag = 0) {
+  const Bytes body = message.encode();
+  ByteWriter selected;
+  selected.u8(static_cast<std::uint8_t>(static_cast<std::uint8_t>(type) | flag));
+  selected.raw(body);
+  const std::string name(frame_type_name(type));
+  put(root / "messages_fuzz", name + (flag != 0 ? "-checksums" : ""), selected.take());
+  put(root / "frame_fuzz", name, encode_frame(type, 7, body));
+}
+
+void put_messages(const fs::path& root) {
+  wire::Hello hello;
+  hello.self.bytes.fill(1);
+  hello.endpoint = "127.0.0.1:4000";
+  hello.shm_name = "unix:@kvferry";
+  put_message(root, FrameType::kHello, hello);
+  wire::HelloAck ack;
+  ack.self.bytes.fill(2);
+  ack.endpoint = "[::1]:4000";
+  put_message(root, FrameType::kHelloAck, ack);
+  put_message(root, FrameType::kAuth, wire::Auth{});
+  put_message(root, FrameType::kError, wire::Error{Code::kStale, "replaced"});
+  put_message(root, FrameType::kRegions,
+              wire::Regions{"metadata", {{{1, 1}, 4096, MemoryKind::kHost, 1, "layer.0"}, {{2, 5}, 64, {}, 3, "b"}}});
+  put_message(root, FrameType::kGoodbye, wire::Goodbye{"closing"});
+  const std::vector<wire::PieceDescriptor> pieces{{{1, 1}, 0, 64}, {{2, 1}, 4096, 65536}};
+  put_message(root, FrameType::kRead, wire::Read{pieces});
+  put_message(root, FrameType::kReadData, wire::ReadData{64, {{Code::kOk, 5}, {Code::kStale, 0}}});
+  put_message(root, FrameType::kWrite, wire::Write{pieces, {}});
+  put_message(root, FrameType::kWrite, wire::Write{pieces, {1, 2}}, 0x80);
+  put_message(root, FrameType::kWriteAck, wire::WriteAck{{Code::kOk, Code::kStale}});
+  put_message(root, FrameType::kShmAttached, wire::ShmAttached{4});
+  put_message(root, FrameType::kArenaRequest, wire::ArenaRequest{1});
+  put_message(root, FrameType::kArena, wire::ArenaGrant{1, 1u << 20});
+}
+
+void put_endpoints(const fs::path& root) {
+  int number = 0;
+  for (const std::string_view text : {"127.0.0.1:8000", "[::1]:8000", "[fe80::1%lo]:1", "[::ffff:127.0.0.1]:80",
+                                      "unix:/run/kvf.sock", "unix:@name", "localhost:0", "::1:80"}) {
+    put(root / "endpoint_fuzz", std::to_string(number++), as_byte_view(text));
+  }
+}
+
+void put_directories(const fs::path& root) {
+  for (const std::uint32_t arena : {0U, 3U}) {
+    ByteWriter writer;
+    writer.u8(1);  // the right header
+    for (const std::uint32_t id : {1U, 2U}) {
+      const std::uint64_t words[8] = {2,
+                                      id | std::uint64_t{5} << 32,
+                                      0x7f0000000000,
+                                      65536,
+                                      3 | std::uint64_t{arena} << 32,
+                                      arena * std::uint64_t{4096},
+                                      0,
+                                      0};
+      for (const std::uint64_t word : words) writer.u64(word);
+    }
+    put(root / "region_directory_fuzz", std::to_string(arena), writer.take());
+  }
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  if (argc != 2) return std::fputs("usage: make_corpus DIRECTORY\n", stderr), 2;
+  put_messages(argv[1]);
+  put_endpoints(argv[1]);
+  put_directories(argv[1]);
+  return 0;
+}
