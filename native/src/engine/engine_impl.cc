@@ -10,6 +10,7 @@
 #include "engine/peer.h"
 #include "engine/plan.h"
 #include "engine/transfer.h"
+#include "transport/fault/fault_transport.h"
 #include "transport/shm/shm_transport.h"
 #include "transport/tcp/tcp_transport.h"
 
@@ -65,6 +66,7 @@ Status EngineImpl::open_shm_listener() {
 }
 
 Status EngineImpl::make_transports() {
+  KVF_ASSIGN_OR_RETURN(const std::vector<FaultRule> faults, parse_fault_plan(core_->options.fault_plan));
   for (const std::string& name : core_->options.transports) {
     std::unique_ptr<Transport> transport;
     if (name == "tcp") {
@@ -78,6 +80,7 @@ Status EngineImpl::make_transports() {
       if (!core_->options.allow_fallback) return possible.with_context("transport " + name + " was asked for");
       log_event(LogLevel::kWarning, "transport_not_possible", {{"transport", name}, {"reason", possible}});
     }
+    if (!faults.empty()) transport = std::make_unique<FaultTransport>(std::move(transport), faults);
     core_->transports.push_back(std::move(transport));
   }
   return {};

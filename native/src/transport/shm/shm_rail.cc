@@ -60,7 +60,9 @@ Status ShmRail::copy_run(const Job& job, std::size_t run) {
   const RunOp& what = job.runs[run];
   const auto entry = attachment_.directory().resolve(what.remote, what.remote_offset, what.length, job.op);
   if (!entry.ok()) {
-    job.results[run] = entry.status();
+    // Keys come from the peer's own list: what is not there any more was there once.
+    const bool gone = entry.status().code() == Code::kNotFound;
+    job.results[run] = gone ? Status(Code::kStale, entry.status().message()) : entry.status();
     return {};
   }
   if (entry->arena_index == 0) {

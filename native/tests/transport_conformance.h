@@ -1,0 +1,317 @@
+// What every transport must do, whoever owns the memory. A *_conformance_test.cc includes this once and instantiates it.
+#pragma once
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <atomic>
+#include <numeric>
+#include <random>
+#include <string>
+#include <thread>
+
+#include "child_process.h"
+#include "engine_fixture.h"
+
+namespace kvferry::testing {
+
+struct Setup {
+  std::string name;
+  std::string transport;
+  bool arena = false;       // the owner's memory: allocated by its engine, or foreign
+  std::string fault_plan;   // of the initiator
+  bool checksum = false;
+};
+
+inline void PrintTo(const Setup& setup, std::ostream* out) { *out << setup.name; }
+
+inline std::string setup_name(const ::testing::TestParamInfo<Setup>& setup) { return setup.param.name; }
+
+class TransportConformance : public ::testing::TestWithParam<Setup> {
+ protected:
+  static constexpr std::uint64_t kLength = 24u << 20;
+
+  void SetUp() override {
+    EngineOptions near_options = options();
+    near_options.fault_plan = GetParam().fault_plan;
+    near_ = make_engine(near_options);
+    far_ = make_engine(options());
+    ASSERT_TRUE(near_ && far_);
+    local_ = register_buffer(*near_, kLength, 1);
+    remote_region_ = own(kLength, 2, "far", &remote_);
+    peer_ = connect(*near_, *far_);
+    ASSERT_TRUE(peer_);
+  }
+  void TearDown() override {
+    near_->close();
+    far_->close();
+  }
+
+  static EngineOptions options() {
+    EngineOptions options = options_for({GetParam().transport});
+    options.allow_fallback = false;
+    options.checksum = GetParam().checksum;
+    return options;
+  }
+
+  // Registers memory with the far engine, of the kind under test.
+  RegionInfo own(std::uint64_t length, std::uint64_t seed, const std::string& name, std::span<std::byte>* memory,
+                 std::uint8_t access = kRemoteRead | kRemoteWrite) {
+    if (GetParam().arena) {
+      auto region = far_->allocate(length, name, access);
+      EXPECT_TRUE(region.ok()) << region.status().to_string();
+      *memory = {static_cast<std::byte*>(region->second), length};
+      fill(*memory, seed);
+      return region->first;
+    }
+    owned_.push_back(std::make_unique<Buffer>(register_buffer(*far_, length, seed, access, name)));
+    *memory = owned_.back()->bytes;
+    return owned_.back()->region;
+  }
+
+  Piece piece(std::uint64_t local_offset, std::uint64_t remote_offset, std::uint64_t length) const {
+    return {local_.region.key.id, remote_region_.key.id, local_offset, remote_offset, length};
+  }
+
+  std::unique_ptr<Engine> near_, far_;
+  std::vector<std::unique_ptr<Buffer>> owned_;
+  Buffer local_;
+  std::span<std::byte> remote_;
+  RegionInfo remote_region_;
+  std::shared_ptr<Peer> peer_;
+};
+
+TEST_P(TransportConformance, MovesEverySizeExactly) {
+  for (const std::uint64_t length : {1ull, 7ull, 4095ull, 4096ull, 65536ull, (1ull << 20) + 1, (9ull << 20) + 13}) {
+    for (const Op op : {Op::kRead, Op::kWrite}) {
+      fill(local_.bytes, 1);
+      fill(remote_, 2);
+      ASSERT_OK(run(*near_, peer_, {piece(1001, 2003, length)}, op));
+      const std::span<std::byte> target = op == Op::kRead ? std::span(local_.bytes) : remote_;
+      const std::uint64_t from = op == Op::kRead ? 2003 : 1001, to = op == Op::kRead ? 1001 : 2003;
+      const std::uint64_t source_seed = op == Op::kRead ? 2 : 1, target_seed = op == Op::kRead ? 1 : 2;
+      std::size_t wrong = 0;
+      for (std::uint64_t i = 0; i < length; ++i) wrong += target[to + i] != pattern(source_seed, from + i);
+      EXPECT_EQ(wrong, 0u) << length;
+      EXPECT_EQ(target[to - 1], pattern(target_seed, to - 1)) << length;
+      EXPECT_EQ(target[to + length], pattern(target_seed, to + length)) << length;
+    }
+  }
+  EXPECT_EQ(peer_->stats().transport, GetParam().transport);
+}
+
+TEST_P(TransportConformance, MovesScatteredPieces) {
+  constexpr std::uint64_t kBlock = 4099, kCount = 3000;
+  std::vector<std::uint64_t> to(kCount);
+  std::iota(to.begin(), to.end(), 0);
+  std::shuffle(to.begin(), to.end(), std::mt19937(5));
+  std::vector<Piece> pieces;
+  for (std::uint64_t i = 0; i < kCount; ++i) pieces.push_back(piece(to[i] * kBlock, i * kBlock, kBlock));
+  std::shuffle(pieces.begin(), pieces.end(), std::mt19937(6));
+  for (const Op op : {Op::kRead, Op::kWrite}) {
+    fill(local_.bytes, 1);
+    fill(remote_, 2);
+    ASSERT_OK(run(*near_, peer_, pieces, op));
+    std::size_t wrong = 0;
+    for (const Piece& p : pieces) {
+      for (std::uint64_t i = 0; i < kBlock; i += 97) {
+        const std::byte near = local_.bytes[p.local_offset + i], far = remote_[p.remote_offset + i];
+        wrong += near != far || near != (op == Op::kRead ? pattern(2, p.remote_offset + i) : pattern(1, p.local_offset + i));
+      }
+    }
+    EXPECT_EQ(wrong, 0u);
+  }
+}
+
+TEST_P(TransportConformance, MergesNeighboursAndAcceptsEmptyPieces) {
+  std::vector<Piece> pieces;
+  for (std::uint64_t i = 100; i > 0; --i) pieces.push_back(piece(i * 4096, i * 4096, 4096));
+  pieces.push_back(piece(0, 0, 0));
+  auto plan = near_->prepare(peer_, pieces, Op::kRead);
+  ASSERT_TRUE(plan.ok());
+  EXPECT_EQ((*plan)->runs(), 2u);
+  EXPECT_EQ((*plan)->pieces(), 101u);
+  EXPECT_EQ((*plan)->bytes(), 100u * 4096);
+  ASSERT_OK(run(*near_, peer_, pieces, Op::kRead));
+  ASSERT_OK(run(*near_, peer_, {piece(0, 0, 0)}, Op::kRead));
+  ASSERT_OK(run(*near_, peer_, {}, Op::kRead));
+}
+
+TEST_P(TransportConformance, RefusesAReplacedRegionAndKeepsTheOthers) {
+  std::span<std::byte> memory;
+  const RegionInfo doomed = own(65536, 3, "doomed", &memory);
+  ASSERT_OK(peer_->refresh(kPatience));
+  const std::vector<Piece> pieces{piece(0, 0, 4096), {local_.region.key.id, doomed.key.id, 8192, 0, 4096},
+                                  piece(16384, 16384, 4096)};
+  for (const Op op : {Op::kRead, Op::kWrite}) {
+    auto plan = near_->prepare(peer_, pieces, op);
+    if (op == Op::kRead) {
+      ASSERT_OK(far_->unregister(doomed.key, kPatience));
+      std::span<std::byte> replacement;
+      EXPECT_EQ(own(65536, 4, "replacement", &replacement).key.id, doomed.key.id);
+    }
+    ASSERT_TRUE(plan.ok()) << plan.status().to_string();
+    fill(local_.bytes, 1);
+    auto transfer = near_->submit(*plan, {});
+    ASSERT_TRUE(transfer.ok());
+    ASSERT_TRUE((*transfer)->wait(kPatience));
+    EXPECT_EQ((*transfer)->status().code(), Code::kStale) << (*transfer)->status().to_string();
+    const std::vector<Status> each = (*transfer)->piece_status();
+    ASSERT_EQ(each.size(), 3u);
+    EXPECT_OK(each[0]);
+    EXPECT_EQ(each[1].code(), Code::kStale);
+    EXPECT_OK(each[2]);
+  }
+  ASSERT_OK(peer_->refresh(kPatience));
+  EXPECT_OK(run(*near_, peer_, {{local_.region.key.id, doomed.key.id, 0, 0, 4096}}, Op::kRead));
+  EXPECT_EQ(local_.bytes[5], pattern(4, 5));
+}
+
+TEST_P(TransportConformance, HonoursAccessRights) {
+  std::span<std::byte> memory;
+  const RegionInfo readable = own(4096, 3, "readable", &memory, kRemoteRead);
+  const RegionInfo hidden = own(4096, 3, "writable", &memory, kRemoteWrite);
+  ASSERT_OK(peer_->refresh(kPatience));
+  const Piece from_readable{local_.region.key.id, readable.key.id, 0, 0, 4096};
+  const Piece from_hidden{local_.region.key.id, hidden.key.id, 0, 0, 4096};
+  EXPECT_OK(run(*near_, peer_, {from_readable}, Op::kRead));
+  EXPECT_EQ(run(*near_, peer_, {from_readable}, Op::kWrite).code(), Code::kPermissionDenied);
+  EXPECT_OK(run(*near_, peer_, {from_hidden}, Op::kWrite));
+  EXPECT_EQ(run(*near_, peer_, {from_hidden}, Op::kRead).code(), Code::kPermissionDenied);
+}
+
+TEST_P(TransportConformance, SettlesOnCancelAndGoesOn) {
+  for (int round = 0; round < 5; ++round) {
+    auto plan = near_->prepare(peer_, std::vector<Piece>{piece(0, 0, kLength)}, Op::kRead);
+    ASSERT_TRUE(plan.ok());
+    auto transfer = near_->submit(*plan, {});
+    ASSERT_TRUE(transfer.ok());
+    std::this_thread::sleep_for(std::chrono::microseconds(300 * round));
+    (*transfer)->cancel();
+    ASSERT_TRUE((*transfer)->wait(milliseconds(5000)));
+    const Status status = (*transfer)->status();
+    EXPECT_TRUE(status.ok() || status.code() == Code::kCancelled) << status.to_string();
+    fill(local_.bytes, 9);
+    ASSERT_OK(run(*near_, peer_, {piece(0, 0, 70000)}, Op::kRead));
+    ASSERT_EQ(local_.bytes[69999], remote_[69999]);
+    ASSERT_EQ(local_.bytes[70000], pattern(9, 70000)) << "a cancelled transfer still writes";
+  }
+}
+
+TEST_P(TransportConformance, KeepsDeadlines) {
+  SubmitOptions hurried;
+  hurried.timeout = milliseconds(0);
+  const Status late = run(*near_, peer_, {piece(0, 0, kLength)}, Op::kRead, hurried);
+  EXPECT_EQ(late.code(), Code::kDeadlineExceeded) << late.to_string();
+  EXPECT_OK(run(*near_, peer_, {piece(0, 0, 4096)}, Op::kRead));
+}
+
+TEST_P(TransportConformance, UnregisterWaitsForPeersAndStopsThem) {
+  for (int round = 0; round < 10; ++round) {
+    std::span<std::byte> memory;
+    const RegionInfo region = own(8u << 20, 3, "short-lived", &memory);
+    ASSERT_OK(peer_->refresh(kPatience));
+    auto transfer = start(*near_, peer_, {{local_.region.key.id, region.key.id, 0, 0, 8u << 20}}, Op::kWrite);
+    ASSERT_TRUE(transfer.ok());
+    std::this_thread::sleep_for(std::chrono::microseconds(250 * round));
+    ASSERT_OK(far_->unregister(region.key, kPatience));
+    if (!GetParam().arena) fill(memory, 5);  // ours again
+    ASSERT_TRUE((*transfer)->wait(kPatience));
+    const Status status = (*transfer)->status();
+    EXPECT_TRUE(status.ok() || status.code() == Code::kStale) << status.to_string();
+    if (GetParam().arena) continue;
+    std::size_t wrong = 0;
+    for (std::size_t i = 0; i < memory.size(); i += 61) wrong += memory[i] != pattern(5, i);
+    EXPECT_EQ(wrong, 0u) << "a peer wrote after unregister had returned";
+  }
+}
+
+TEST_P(TransportConformance, CarriesManyTransfersAtOnce) {
+  constexpr std::uint64_t kShare = 256u << 10;
+  std::vector<std::thread> threads;
+  std::atomic<int> failures{0};
+  for (std::uint64_t t = 0; t < 4; ++t) {
+    threads.emplace_back([&, t] {
+      for (std::uint64_t i = 0; i < 20; ++i) {
+        const std::uint64_t offset = (t * 20 + i) * kShare;
+        const Op op = i % 2 == 0 ? Op::kRead : Op::kWrite;
+        if (!run(*near_, peer_, {piece(offset, offset, kShare)}, op).ok()) ++failures;
+      }
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  EXPECT_EQ(failures, 0);
+  std::size_t wrong = 0;
+  for (std::uint64_t share = 0; share < 80; ++share) {
+    for (std::uint64_t i = share * kShare; i < (share + 1) * kShare; i += 509) {
+      const std::byte expected = pattern(share % 2 == 0 ? 2 : 1, i);
+      wrong += local_.bytes[i] != expected || remote_[i] != expected;
+    }
+  }
+  EXPECT_EQ(wrong, 0u);
+}
+
+TEST_P(TransportConformance, NotifiesAfterTheDataIsVisible) {
+  for (std::uint64_t round = 1; round <= 20; ++round) {
+    fill(std::span(local_.bytes).first(300000), 100 + round);
+    SubmitOptions options;
+    options.notify = "round " + std::to_string(round);
+    auto transfer = start(*near_, peer_, {piece(0, 0, 300000)}, Op::kWrite, options);
+    ASSERT_TRUE(transfer.ok());
+    const auto message = far_->next_message(kPatience);
+    ASSERT_TRUE(message.has_value());
+    EXPECT_EQ(message->body, options.notify);
+    std::size_t wrong = 0;
+    for (std::uint64_t i = 0; i < 300000; i += 31) wrong += remote_[i] != pattern(100 + round, i);
+    ASSERT_EQ(wrong, 0u);
+    ASSERT_TRUE((*transfer)->wait(kPatience));
+    ASSERT_OK((*transfer)->status());
+  }
+}
+
+TEST_P(TransportConformance, SettlesWhenThePeerCloses) {
+  std::vector<std::shared_ptr<Transfer>> transfers;
+  for (int i = 0; i < 8; ++i) {
+    auto transfer = start(*near_, peer_, {piece(0, 0, kLength)}, Op::kRead);
+    ASSERT_TRUE(transfer.ok());
+    transfers.push_back(*transfer);
+  }
+  far_->close();
+  for (const auto& transfer : transfers) {
+    ASSERT_TRUE(transfer->wait(milliseconds(10000)));
+    const Status status = transfer->status();
+    EXPECT_TRUE(status.ok() || status.code() == Code::kPeerLost || status.code() == Code::kStale)
+        << status.to_string();
+  }
+  ASSERT_FALSE(peer_->status().ok());
+  EXPECT_FALSE(start(*near_, peer_, {piece(0, 0, 1)}, Op::kRead).ok());
+}
+
+TEST_P(TransportConformance, SettlesWhenThePeerIsKilled) {
+  for (int round = 0; round < 3; ++round) {
+    ChildProcess child(kLength, GetParam().arena ? "arena" : "foreign", GetParam().transport);
+    ASSERT_TRUE(child.running());
+    auto peer = near_->connect(child.endpoint(), child.node_id(), milliseconds(5000));
+    ASSERT_TRUE(peer.ok()) << peer.status().to_string();
+    const Piece all{local_.region.key.id, (*peer)->regions().at(0).key.id, 0, 0, kLength};
+    ASSERT_OK(run(*near_, *peer, {all}, Op::kRead));
+    ASSERT_EQ(local_.bytes[kLength - 1], pattern(7, kLength - 1));
+    std::vector<std::shared_ptr<Transfer>> transfers;
+    for (int i = 0; i < 10; ++i) {
+      auto transfer = start(*near_, *peer, {all}, i % 2 == 0 ? Op::kRead : Op::kWrite);
+      ASSERT_TRUE(transfer.ok());
+      transfers.push_back(*transfer);
+    }
+    std::this_thread::sleep_for(milliseconds(3 * round));
+    child.signal(SIGKILL);
+    const auto killed = Clock::now();
+    for (const auto& transfer : transfers) {
+      ASSERT_TRUE(transfer->wait(milliseconds(10000)));
+      const Status status = transfer->status();
+      EXPECT_TRUE(status.ok() || status.code() == Code::kPeerLost) << status.to_string();
+    }
+    EXPECT_LT(Clock::now() - killed, milliseconds(5000));
+  }
+}
+
+}  // namespace kvferry::testing
