@@ -47,4 +47,4 @@ def command(file: str | None, log_level: str | None, **values: Any) -> None:
     apply_log_options(config.log, own_process=True)
     from kvferry.router import run
 
-    run(config.router)
+    run(config.router, config.transfer)

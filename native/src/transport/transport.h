@@ -10,7 +10,10 @@
 #include <string_view>
 #include <vector>
 
-#include "kvferry/engine.h"
+#include "kvferry/endpoint.h"
+#include "kvferry/node_id.h"
+#include "kvferry/status.h"
+#include "kvferry/types.h"
 
 namespace kvferry {
 

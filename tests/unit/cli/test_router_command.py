@@ -16,7 +16,7 @@ def started(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[RouterOptio
     monkeypatch.chdir(tmp_path)
     calls: list[RouterOptions] = []
     stand_in = types.ModuleType("kvferry.router")
-    stand_in.run = calls.append  # type: ignore[attr-defined]
+    stand_in.run = lambda router, transfer: calls.append(router)  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "kvferry.router", stand_in)
     return calls
 
