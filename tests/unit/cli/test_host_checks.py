@@ -250,6 +250,8 @@ def test_native_module_of_another_version_is_an_error(monkeypatch: pytest.Monkey
     assert "1.2.2" in check.summary
     assert "1.2.3" in check.summary
     assert native.check_native(lambda: SimpleNamespace(__version__="1.2.3")).level is Level.OK
+    monkeypatch.setattr(native, "package_version", lambda: native.UNKNOWN)
+    assert native.check_native(lambda: SimpleNamespace(__version__="1.2.3")).level is Level.NOTE
 
 
 def test_native_module_that_cannot_be_loaded_is_an_error() -> None:

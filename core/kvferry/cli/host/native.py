@@ -9,6 +9,7 @@ from kvferry.cli.host.model import Check, Level, distribution_version
 from kvferry.config import load_config
 from kvferry.errors import ConfigError
 
+UNKNOWN = "unknown"
 _REINSTALL = "pip install --force-reinstall kvferry"
 
 
@@ -21,6 +22,10 @@ def check_native(load: Callable[[], object] = lambda: importlib.import_module("k
         return Check("native module", Level.ERROR, f"cannot be loaded: {error}", _REINSTALL)
     version = str(getattr(module, "__version__", "unknown"))
     details = {"version": version, "package_version": wanted, "file": str(getattr(module, "__file__", ""))}
+    if wanted == UNKNOWN:
+        return Check(
+            "native module", Level.NOTE, f"version {version}; the package runs uninstalled", "", details
+        )
     if version != wanted:
         words = f"version {version} does not belong to the Python package, which is version {wanted}"
         return Check("native module", Level.ERROR, words, _REINSTALL, details)
@@ -29,7 +34,7 @@ def check_native(load: Callable[[], object] = lambda: importlib.import_module("k
 
 def package_version() -> str:
     """Return the installed version of kvferry; `unknown` if it runs without being installed."""
-    return distribution_version("kvferry") or "unknown"
+    return distribution_version("kvferry") or UNKNOWN
 
 
 def check_settings() -> Check:
