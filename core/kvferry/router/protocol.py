@@ -117,6 +117,12 @@ def _has_odd_limit(fields: Mapping[str, Any]) -> bool:
     return any(limit is not None and (not isinstance(limit, int) or limit < 1) for limit in limits)
 
 
+def _truncates_by_answer_length(fields: Mapping[str, Any]) -> bool:
+    # -1 cuts the prompt to what the answer's limit leaves of the context, which differs for one token.
+    limit = fields.get("truncate_prompt_tokens")
+    return limit is not None and (not isinstance(limit, int) or limit < 0)
+
+
 # One hand-off is one prompt's KV cache, fetched once, in place of computing the prompt.
 _BYPASSES: tuple[tuple[str, Callable[[Mapping[str, Any]], bool]], ...] = (
     ("n", _is_many("n")),
@@ -126,6 +132,7 @@ _BYPASSES: tuple[tuple[str, Callable[[Mapping[str, Any]], bool]], ...] = (
     ("echo_logprobs", _scores_prompt),
     ("prompt_embeds", lambda fields: fields.get("prompt_embeds") is not None),
     ("prompt_list", _has_several_prompts),
+    ("truncate_prompt_tokens", _truncates_by_answer_length),
     ("max_tokens", _has_odd_limit),
 )
 

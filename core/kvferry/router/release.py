@@ -6,7 +6,6 @@ A lease that is not given back ends by itself; this only makes it sooner. It nev
 from __future__ import annotations
 
 import asyncio
-import importlib
 import logging
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
@@ -28,20 +27,22 @@ class NativeReleaser:
     """Releases over a transfer engine of the router's own, which holds no memory and only sends messages."""
 
     def __init__(self, transfer: TransferOptions) -> None:
-        handoff = importlib.import_module("kvferry.handoff")
-        self._engine = importlib.import_module("kvferry.transfer").Engine(transfer)
+        # Not needed by a router without prefill servers, and not there where the native module is missing.
+        from kvferry.handoff import LeaseReleaser
+        from kvferry.transfer import Engine
+
+        self._engine = Engine(transfer)
         try:
             # Without a cluster secret the engines are on this host, and no other is contacted.
             allow_remote = bool(transfer.cluster_secret or transfer.cluster_secret_file)
-            self._releaser = handoff.LeaseReleaser(self._engine, allow_remote=allow_remote)
+            self._releaser = LeaseReleaser(self._engine, allow_remote=allow_remote)
         except BaseException:
             self._engine.close()
             raise
 
     async def release(self, params: Mapping[str, Any], reason: ReleaseReason) -> bool:
         """Give a lease back; see `kvferry.handoff.LeaseReleaser.release_lease`."""
-        held: bool = await self._releaser.release_lease(params, reason)
-        return held
+        return await self._releaser.release_lease(params, reason)
 
     def close(self) -> None:
         """Stop its threads and connections."""
