@@ -7,7 +7,7 @@ from typing import Any
 from kvferry.errors import UnsupportedError
 from kvferry.versions import in_range
 
-VLLM_VERSIONS = ">=0.32,<0.33"
+SUPPORTED = ">=0.32,<0.33"
 
 # Settings of vLLM's parallel configuration that must be 1, and what they are called.
 _SINGLE = {
@@ -21,9 +21,9 @@ _DRAFTLESS = ("ngram", "ngram_gpu", "suffix")
 
 def check_version(version: str) -> None:
     """Raise UnsupportedError if this vLLM is outside the supported range."""
-    if not in_range(version, VLLM_VERSIONS):
+    if not in_range(version, SUPPORTED):
         raise UnsupportedError(
-            f"KVFerryConnector supports vLLM {VLLM_VERSIONS}, this is {version}: "
+            f"KVFerryConnector supports vLLM {SUPPORTED}, this is {version}: "
             "install a vLLM of that range, or a KVFerry that supports yours"
         )
 
