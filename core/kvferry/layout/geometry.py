@@ -34,8 +34,7 @@ class KVGroup(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     and "HND_KT" only; "FUSED" each (token, head) row is K followed by V; "LATENT" one plane only (MLA). With
     "OPAQUE" the split must be "FUSED" or "LATENT": a block is one run of `block_bytes`. `block_bytes` is the
     size of one block of one layer, K and V together. `opaque_tag` names what wrote an opaque block (for
-    example kernel and instruction set): both sides must
-    have the same.
+    example kernel and instruction set): both sides must have the same.
     """
 
     layer_names: Annotated[tuple[_Name, ...], Meta(min_length=1, max_length=4096)]
