@@ -22,6 +22,7 @@ from vllm.v1.metrics.cache_hit_source import CacheHitSource
 from kvferry.config import apply_log_options, load_config
 from kvferry.errors import ConfigError
 from kvferry_vllm import _support
+from kvferry_vllm.cpu_layout import measure_layout
 from kvferry_vllm.geometry import build_geometry, layer_memories
 from kvferry_vllm.metadata import StepOrders
 from kvferry_vllm.scheduler import EngineFacts, SchedulerHalf, WorkerAddress
@@ -100,6 +101,7 @@ class KVFerryConnector(KVConnectorBase_V1):
             layers,
             tp_rank=get_tensor_model_parallel_rank(),
             instruction_set=torch.backends.cpu.get_cpu_capability(),
+            layout=measure_layout(next(iter(kv_caches.values()))[0]),
         )
         self._address = self._worker_half().register(layers, geometry)
 

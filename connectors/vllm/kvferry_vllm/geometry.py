@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from kvferry.errors import UnsupportedError
-from kvferry.layout import KVGeometry, KVGroup
+from kvferry.layout import KVGeometry, KVGroup, Layout
 
 
 class LayerMemory(NamedTuple):
@@ -38,12 +38,18 @@ def layer_memories(kv_caches: Mapping[str, Any]) -> list[LayerMemory]:
 
 
 def build_geometry(
-    vllm_config: Any, kv_cache_config: Any, layers: list[LayerMemory], *, tp_rank: int, instruction_set: str
+    vllm_config: Any,
+    kv_cache_config: Any,
+    layers: list[LayerMemory],
+    *,
+    tp_rank: int,
+    instruction_set: str,
+    layout: Layout,
 ) -> KVGeometry:
     """Return the geometry of this worker's cache.
 
-    Blocks are declared opaque: the attention kernels of vLLM's CPU backend pack K and V by instruction set,
-    so only whole blocks may move, between workers with equal kernels.
+    `layout` is what `cpu_layout` measured. Opaque blocks are tagged with kernel and `instruction_set`: they
+    may only move whole, between workers with equal kernels.
     """
     spec = kv_cache_config.kv_cache_groups[0].kv_cache_spec
     sizes = {layer.block_bytes for layer in layers}
@@ -52,6 +58,7 @@ def build_geometry(
             f"KVFerryConnector needs layers of equal block size, found {sorted(sizes)} bytes"
         )
     device = str(layers[0].tensor.device.type)
+    tag = f"vllm/{device}/{instruction_set}/{kv_cache_config.kv_cache_layout or 'default'}"
     group = KVGroup(
         layer_names=tuple(layer.name for layer in layers),
         kv_heads=spec.num_kv_heads,
@@ -59,7 +66,9 @@ def build_geometry(
         block_bytes=sizes.pop(),
         num_blocks=layers[0].num_blocks,
         kind=type(spec).__name__,
-        opaque_tag=f"vllm/{device}/{instruction_set}/{kv_cache_config.kv_cache_layout or 'default'}",
+        layout=layout,
+        kv_split="FUSED" if layout == "OPAQUE" else "KV_HEAD",
+        opaque_tag=tag if layout == "OPAQUE" else "",
     )
     model = vllm_config.model_config
     return KVGeometry(

@@ -269,11 +269,18 @@ class Consumer:
             remote_regions=known.regions,
             local_first_token=request.first_token,
             first_token=request.first_token,
-            num_tokens=request.num_tokens,
+            num_tokens=self._padded_tokens(request, known.cache),
         )
         if not len(pieces):
             raise InvalidArgumentError(f"request {request.request_id} names no bytes to load")
         return pieces
+
+    def _padded_tokens(self, request: LoadRequest, theirs: KVGeometry) -> int:
+        """Tokens to move: up to the end of the last block where both sides have it, since whole blocks are
+        few runs and their tails belong to the request anyway."""
+        whole = -(-request.num_tokens // self._geometry.block_size) * self._geometry.block_size
+        remote_blocks = min(len(ids) for ids in request.remote.block_ids)
+        return max(request.num_tokens, min(whole, remote_blocks * theirs.block_size - request.first_token))
 
     def _await_settled(self, load: _Load, transfer: Transfer) -> None:
         """Wait until no thread touches local memory.

@@ -8,7 +8,7 @@ transfer.
 from __future__ import annotations
 
 from kvferry.layout.compatibility import check_compatible
-from kvferry.layout.geometry import MAX_ENCODED_BYTES, KVGeometry, KVGroup
+from kvferry.layout.geometry import MAX_ENCODED_BYTES, KVGeometry, KVGroup, Layout
 from kvferry.layout.mapping import map_blocks
 
-__all__ = ["MAX_ENCODED_BYTES", "KVGeometry", "KVGroup", "check_compatible", "map_blocks"]
+__all__ = ["MAX_ENCODED_BYTES", "KVGeometry", "KVGroup", "Layout", "check_compatible", "map_blocks"]
