@@ -133,6 +133,10 @@ class Metrics:
         """All samples of `name` that carry these labels."""
         return [v for n, have, v in self.samples if n == name and labels.items() <= have.items()]
 
+    def label_values(self, name: str, label: str) -> set[str]:
+        """All values that `label` takes in the samples of `name`."""
+        return {have[label] for n, have, _ in self.samples if n == name and label in have}
+
     def names(self, prefix: str) -> set[str]:
         """The sample names that begin with `prefix`."""
         return {name for name, _, _ in self.samples if name.startswith(prefix)}

@@ -19,7 +19,7 @@ from typing import Any
 
 from tools import kept
 from tools.client import Answer, Metrics, completion_body, metrics, stream
-from tools.demo_report import Pair, print_answers, print_moved
+from tools.demo_report import Pair, block_bytes, print_answers, print_moved
 from tools.envs import ROOT, ensure_overlay, python_of
 from tools.models import ensure_model
 from tools.progress import ToolError, fail, say
@@ -46,7 +46,7 @@ def _chat(text: str) -> list[dict[str, str]]:
 def prompts() -> list[tuple[str, Any]]:
     """What is asked, each with a short title: short and long, with a shared beginning, not only ASCII."""
     text = (ROOT / "LICENSE").read_text()
-    middle = text[2200:7000]
+    middle = text[2200:6200]
     return [
         ("capital", _chat("What is the capital of France?")),
         ("story", _chat("Write two sentences about a ferry that crosses a wide river at night.")),
@@ -54,7 +54,7 @@ def prompts() -> list[tuple[str, Any]]:
         ("plain text", "The quick brown fox"),
         ("long, first question", _chat(f"{middle}\n\nWho gives the licence in the text above?")),
         ("long, same text", _chat(f"{middle}\n\nName one duty of the person who redistributes.")),
-        ("longer", _chat(f"Summarise in one sentence:\n{text[:6800]}")),
+        ("longer", _chat(f"Summarise in one sentence:\n{text[:4400]}")),
     ]
 
 
@@ -93,13 +93,13 @@ def _start_pair(parts: Set, servers: list[Server]) -> Pair:
     return Pair(prefill, decode, router)
 
 
-def _compare(pair: Pair, reference: list[Answer]) -> None:
+def _compare(pair: Pair, reference: list[Answer], model: Path) -> None:
     before: Metrics = metrics(pair.decode.url)
     answers = _ask_all(pair.router.url, "prefill + decode")
     after: Metrics = metrics(pair.decode.url)
     titles = [title for title, _ in prompts()]
     different = print_answers(titles, reference, answers)
-    print_moved(before, after)
+    print_moved(before, after, block_bytes(model))
     if different:
         raise ToolError(f"{different} of {len(answers)} answers differ from those of the single vLLM")
 
@@ -108,7 +108,7 @@ def _run(options: argparse.Namespace, logs: Path, servers: list[Server]) -> None
     parts = Set(python_of(ensure_overlay("vllm")), ensure_model(options.model), logs)
     reference = _reference(parts)
     pair = _start_pair(parts, servers)
-    _compare(pair, reference)
+    _compare(pair, reference, parts.model)
     if options.keep:
         kept.detach(servers, logs)
         servers.clear()
