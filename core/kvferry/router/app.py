@@ -16,7 +16,7 @@ from kvferry.router.core import Core, describe
 from kvferry.router.exchange import JSON_HEADERS, Exchange
 from kvferry.router.instances import Role
 from kvferry.router.protocol import error_body, parse_request
-from kvferry.router.scope import Interruption, RequestScope
+from kvferry.router.scope import Interruption, Scope
 from kvferry.router.upstream import UpstreamError, request_headers, response_headers
 
 logger = logging.getLogger(__name__)
@@ -32,7 +32,7 @@ class Front:
 
     def __init__(self, core: Core) -> None:
         self._core = core
-        self._scopes: set[RequestScope] = set()
+        self._scopes: set[Scope] = set()
         self._idle = asyncio.Event()
         self._idle.set()
         self.draining = False
@@ -73,7 +73,7 @@ class Front:
         in_flight = metrics.gauge("requests_in_flight", endpoint)
         in_flight.inc()
         outcome, exchange = "refused", None
-        scope = RequestScope(self._core.options.request_timeout_s)
+        scope = Scope(self._core.options.request_timeout_s)
         self._scopes.add(scope)
         self._idle.clear()
         try:
@@ -112,9 +112,7 @@ class Front:
         logger.debug("request %r: %s %s", exchange.request_id, outcome.name, outcome.reason or outcome.phase)
         return outcome.name
 
-    async def _admit(
-        self, request: web.Request, scope: RequestScope, arrived: float
-    ) -> Exchange | web.Response:
+    async def _admit(self, request: web.Request, scope: Scope, arrived: float) -> Exchange | web.Response:
         """Read and check a request; returns what to run, or why not."""
         if self.draining:
             refusal = _error(503, "ServiceUnavailableError", "the router is shutting down")

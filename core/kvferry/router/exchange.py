@@ -15,7 +15,7 @@ from kvferry.router.instances import Instance
 from kvferry.router.prefill import PrefillStep
 from kvferry.router.protocol import ParsedRequest, error_body, error_event
 from kvferry.router.relay import EventRelay, StreamBrokenError
-from kvferry.router.scope import Interruption, RequestScope
+from kvferry.router.scope import Interruption, Scope
 from kvferry.router.upstream import UpstreamError, request_headers, response_headers
 from kvferry.scheduling import RequestFeatures
 
@@ -50,7 +50,7 @@ class Exchange:
         core: Core,
         request: web.Request,
         parsed: ParsedRequest,
-        scope: RequestScope,
+        scope: Scope,
         *,
         request_id: str,
         arrived: float,

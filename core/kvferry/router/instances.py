@@ -62,6 +62,7 @@ class Instance:
         self.role = role
         self.name = str(url.with_user(None)).rstrip("/")
         self.probe_wanted = asyncio.Event()
+        self.when_down: set[Callable[[], None]] = set()  # called when it goes down
         self.in_flight = 0
         self.last_error = ""
         self._clock = clock
@@ -105,9 +106,15 @@ class Instance:
     def unreachable(self, reason: str) -> bool:
         """Note that no answer came at all; return whether this is news."""
         self.probe_wanted.set()
+        return self._go_down(reason)
+
+    def _go_down(self, reason: str) -> bool:
         news = self._reachable
         self._reachable = False
         self.last_error = reason[:LONGEST_ERROR_TEXT]
+        if news:
+            for call in tuple(self.when_down):
+                call()
         return news
 
     def failed(self, reason: str) -> bool:
@@ -126,10 +133,7 @@ class Instance:
     def probed(self, error: str | None) -> bool:
         """Note the outcome of a health probe (None: it answered 200); return whether the state changed."""
         if error is not None:
-            news = self._reachable
-            self._reachable = False
-            self.last_error = f"health probe: {error}"[:LONGEST_ERROR_TEXT]
-            return news
+            return self._go_down(f"health probe: {error}")
         if self._reachable:
             return False
         self.succeeded()

@@ -15,6 +15,7 @@ from kvferry.errors import ProtocolError
 from kvferry.router.core import Core
 from kvferry.router.instances import Instance
 from kvferry.router.protocol import ParsedRequest, prefill_body, read_handoff
+from kvferry.router.scope import Interruption, Scope
 from kvferry.router.upstream import BodyReader, Trouble, UpstreamError
 from kvferry.scheduling import RequestFeatures
 
@@ -113,9 +114,33 @@ class PrefillStep:
             return params
 
     async def _exchange(self, instance: Instance, body: bytes) -> dict[str, Any]:
+        """Send the request and judge the answer, unless the server goes down meanwhile.
+
+        Where a process hangs, its connections stay open: without this, each request would wait for its
+        time-out, although the prober knows better.
+        """
+        with Scope(self._core.options.prefill_timeout_s) as scope:
+
+            def stop_waiting() -> None:
+                scope.interrupt(Interruption.DOWN)
+
+            instance.when_down.add(stop_waiting)
+            try:
+                return await self._send(instance, body)
+            except asyncio.CancelledError:
+                if not scope.is_only_cause:
+                    raise
+                scope.absorb()
+                waited = scope.interruption is Interruption.TIMEOUT
+                why = "no answer in the time allowed" if waited else f"it went down: {instance.last_error}"
+                text = f"prefill server {instance.name}: {why}"
+                raise UpstreamError(Trouble.TIMEOUT, text) from None
+            finally:
+                instance.when_down.discard(stop_waiting)
+
+    async def _send(self, instance: Instance, body: bytes) -> dict[str, Any]:
         core = self._core
-        timeout_s = core.options.prefill_timeout_s
-        response = await core.upstream.post(instance, self._path, self._headers, body, timeout_s)
+        response = await core.upstream.post(instance, self._path, self._headers, body)
         reader = BodyReader(response, instance)
         try:
             answer = await reader.read()

@@ -1,4 +1,4 @@
-"""What bounds a request in time: its deadline, the router's shutdown, and the client going away."""
+"""What bounds waiting: a deadline, the router's shutdown, an engine that goes down, the client going away."""
 
 from __future__ import annotations
 
@@ -8,16 +8,18 @@ from types import TracebackType
 
 
 class Interruption(str, enum.Enum):
-    """Why the router itself broke off a request."""
+    """Why the router itself broke off a wait."""
 
     TIMEOUT = "timeout"
     SHUTDOWN = "shutdown"
+    DOWN = "down"
 
 
-class RequestScope:
+class Scope:
     """Cancels the task that entered it, at a deadline or on request, and remembers why.
 
-    A cancellation without an `interruption` came from outside: the client closed its connection.
+    A cancellation without an `interruption` came from outside: for the scope of a whole request, the client
+    closed its connection; for one within that, the request itself was broken off.
     """
 
     def __init__(self, deadline_s: float) -> None:
@@ -26,7 +28,7 @@ class RequestScope:
         self._task: asyncio.Task[object] | None = None
         self._timer: asyncio.TimerHandle | None = None
 
-    def __enter__(self) -> RequestScope:
+    def __enter__(self) -> Scope:
         self._task = asyncio.current_task()
         self._timer = asyncio.get_running_loop().call_later(
             self._deadline_s, self.interrupt, Interruption.TIMEOUT
@@ -47,6 +49,13 @@ class RequestScope:
             self._task.cancel()
 
     def absorb(self) -> None:
-        """Tell the task that its cancellation was handled, so that it may go on to answer the client."""
+        """Tell the task that its cancellation was handled, so that it may go on."""
         if self._task is not None and hasattr(self._task, "uncancel"):
             self._task.uncancel()
+
+    @property
+    def is_only_cause(self) -> bool:
+        """Whether a cancellation that is being handled came from this scope, and no other came with it."""
+        if self.interruption is None or self._task is None:
+            return False
+        return not hasattr(self._task, "cancelling") or self._task.cancelling() == 1

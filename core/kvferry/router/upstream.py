@@ -93,13 +93,12 @@ class Upstream:
         path: str,
         headers: Mapping[str, str],
         body: bytes,
-        total_s: float | None = None,
     ) -> aiohttp.ClientResponse:
         """Send a request; return once the answer's headers are there. The caller closes the response.
 
         Raises `UpstreamError`. Cancelling closes the connection, by which the engine aborts the request.
         """
-        timeout = aiohttp.ClientTimeout(total=total_s, sock_connect=self._connect_timeout_s)
+        timeout = aiohttp.ClientTimeout(total=None, sock_connect=self._connect_timeout_s)
         try:
             return await self._session.post(
                 instance.endpoint(path), data=body, headers=headers, timeout=timeout, allow_redirects=False

@@ -103,6 +103,7 @@ class FakeServer:
         self.script: list[Behaviour] = []
         self.calls: list[Call] = []
         self.health_status = 200
+        self.health_hold: asyncio.Event | None = None
         self.port = 0
         self._host = host
         self._arrived = asyncio.Condition()
@@ -144,6 +145,8 @@ class FakeServer:
         return self.calls[count - 1]
 
     async def _health(self, request: web.Request) -> web.Response:
+        if self.health_hold is not None:
+            await self.health_hold.wait()
         return web.Response(status=self.health_status)
 
     async def _list_models(self, request: web.Request) -> web.Response:

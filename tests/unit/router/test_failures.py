@@ -69,6 +69,22 @@ async def test_a_prefill_that_may_have_run_is_not_repeated_elsewhere() -> None:
         assert [len(engine.calls) for engine in cluster.prefill] == [1, 0]
 
 
+async def test_requests_do_not_wait_for_a_prefill_server_that_hangs() -> None:
+    async with RouterCluster(connect_timeout_s=0.2, health_interval_s=0.1, prefill_timeout_s=60) as cluster:
+        never = asyncio.Event()
+        cluster.prefill[0].behaviour = Behaviour(hold=never)
+        waiting = [asyncio.create_task(cluster.complete()) for _ in range(3)]
+        await cluster.prefill[0].wait_for_calls(3)
+        cluster.prefill[0].health_hold = never
+        for status, _ in await asyncio.wait_for(asyncio.gather(*waiting), 5):
+            assert status == 200
+        assert cluster.metric("prefill_fallbacks_total", reason="timeout") == 3
+        for call in cluster.prefill[0].calls:
+            await asyncio.wait_for(call.ended.wait(), 5)
+            assert call.aborted
+        assert cluster.router.core.pool.prefill[0].when_down == set()
+
+
 async def test_a_prefill_server_that_keeps_failing_is_left_alone_for_a_while() -> None:
     async with RouterCluster() as cluster:
         cluster.prefill[0].behaviour = Behaviour(status=500)
