@@ -109,7 +109,15 @@ class Front:
             metrics.count("cancellations", outcome.phase)
         else:
             metrics.histogram("request_seconds", endpoint).observe(time.perf_counter() - arrived)
-        logger.debug("request %r: %s %s", exchange.request_id, outcome.name, outcome.reason or outcome.phase)
+        logger.debug(
+            "request=%r outcome=%s why=%s handed_off_by=%s decode=%s ms=%.1f",
+            exchange.request_id,
+            outcome.name,
+            outcome.reason or outcome.phase,
+            outcome.prefill,
+            outcome.decode,
+            (time.perf_counter() - arrived) * 1e3,
+        )
         return outcome.name
 
     async def _admit(self, request: web.Request, scope: Scope, arrived: float) -> Exchange | web.Response:

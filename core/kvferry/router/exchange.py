@@ -27,11 +27,13 @@ JSON_HEADERS = {"Content-Type": "application/json"}
 
 
 class Outcome(msgspec.Struct):
-    """How a request ended: `done`, `failed` with a reason, or `cancelled` in a phase."""
+    """How a request ended: `done`, `failed` with a reason, or `cancelled` in a phase; and where it ran."""
 
     name: str = "cancelled"
     reason: str = ""
     phase: str = "prefill"
+    prefill: str = "-"
+    decode: str = "-"
 
     def done(self) -> None:
         """Note a complete answer with a 2xx status."""
@@ -101,10 +103,13 @@ class Exchange:
         params = await PrefillStep(*arguments).run(decode, prefill)
         self._handoff = Handoff(core, params)
         self.outcome.phase = "decode"
+        if params is not None:
+            self.outcome.prefill = str(params.get("remote_engine_id") or "handed_off")
         return await self._decode(DecodeStep(*arguments), decode)
 
     async def _decode(self, step: DecodeStep, instance: Instance) -> web.StreamResponse:
         while True:
+            self.outcome.decode = instance.name
             with self._core.use(instance) as usage:
                 try:
                     answer = await step.first_answer(instance, self._handoff, usage)
