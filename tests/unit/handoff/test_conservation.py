@@ -17,8 +17,8 @@ from kvferry.handoff.messages import Release, Renew, encode_message
 from kvferry.testing import FakeNetwork
 
 BLOCKS = 16
-STEPS = 400
-SEEDS = 60
+STEPS = 300
+SEEDS = 40
 FOREIGN = 0xEE
 
 
@@ -223,6 +223,6 @@ def test_nothing_leaks_whatever_the_schedule(part):
             raise AssertionError(f"seed {seed}: {type(error).__name__}: {error}") from error
         seen += world.seen
     # The schedules must have met all of it, or they show nothing.
-    assert seen["loaded"] > 200
+    assert seen["loaded"] > 100
     for outcome in ("stale", "data_corrupt", "peer_lost", "cancelled", "unavailable", "deadline_exceeded"):
         assert seen[outcome] > 0, outcome

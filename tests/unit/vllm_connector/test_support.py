@@ -1,0 +1,87 @@
+from __future__ import annotations
+
+import sys
+from types import ModuleType, SimpleNamespace
+
+import pytest
+
+from _vllm_shapes import kv_cache_config, vllm_config
+from kvferry.errors import UnsupportedError
+from kvferry_vllm import _support, plugin
+
+FACTORY = "vllm.distributed.kv_transfer.kv_connector.factory"
+
+
+@pytest.mark.parametrize("version", ["0.32.0", "0.32.0+cpu", "0.32.4"])
+def test_supported_versions(version):
+    _support.check_version(version)
+
+
+@pytest.mark.parametrize("version", ["0.31.2", "0.33.0", "1.0"])
+def test_other_versions_are_refused_with_both_named(version):
+    with pytest.raises(UnsupportedError) as caught:
+        _support.check_version(version)
+    assert version in str(caught.value)
+    assert _support.SUPPORTED in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "name", ["pipeline_parallel_size", "decode_context_parallel_size", "prefill_context_parallel_size"]
+)
+def test_parallelism_that_is_not_supported(name):
+    with pytest.raises(UnsupportedError, match=name):
+        _support.check_config(vllm_config(**{name: 2}))
+
+
+def test_tensor_parallelism_is():
+    _support.check_config(vllm_config(tensor_parallel_size=4))
+
+
+def test_draft_models_are_refused_and_ngrams_are_not():
+    config = vllm_config()
+    config.speculative_config = SimpleNamespace(method="ngram")
+    _support.check_config(config)
+    config.speculative_config = SimpleNamespace(method="eagle3")
+    with pytest.raises(UnsupportedError, match="eagle3"):
+        _support.check_config(config)
+
+
+def test_one_group_of_attention_layers():
+    _support.check_groups(kv_cache_config())
+    with pytest.raises(UnsupportedError, match=r"this one has 2 .*--disable-hybrid-kv-cache-manager"):
+        _support.check_groups(kv_cache_config(groups=2))
+    config = kv_cache_config()
+    config.kv_cache_groups[0].kv_cache_spec = SimpleNamespace(block_size=1)
+    with pytest.raises(UnsupportedError, match="of kind SimpleNamespace"):
+        _support.check_groups(config)
+
+
+class TestPlugin:
+    @pytest.fixture
+    def factory(self, monkeypatch):
+        class Factory:
+            registered: dict[str, tuple[str, str]] = {}
+
+            @classmethod
+            def register_connector(cls, name, module, class_name):
+                if name in cls.registered:
+                    raise ValueError(f"Connector '{name}' is already registered.")
+                cls.registered[name] = (module, class_name)
+
+        module = ModuleType(FACTORY)
+        module.KVConnectorFactory = Factory
+        for parent in ("vllm", "vllm.distributed", "vllm.distributed.kv_transfer"):
+            monkeypatch.setitem(sys.modules, parent, ModuleType(parent))
+        monkeypatch.setitem(sys.modules, "vllm.distributed.kv_transfer.kv_connector", ModuleType("x"))
+        monkeypatch.setitem(sys.modules, FACTORY, module)
+        return Factory
+
+    def test_registers_once_however_often_it_is_called(self, factory):
+        plugin.register()
+        plugin.register()
+        assert factory.registered == {"KVFerryConnector": ("kvferry_vllm.connector", "KVFerryConnector")}
+
+    def test_a_vllm_without_connectors_starts_all_the_same(self, monkeypatch, caplog):
+        monkeypatch.setitem(sys.modules, "vllm", ModuleType("vllm"))
+        plugin.register()
+        assert "not available" in caplog.text

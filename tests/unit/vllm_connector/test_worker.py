@@ -1,0 +1,185 @@
+"""Both halves of two engines, with real threads, over the fake transfer engine."""
+
+from __future__ import annotations
+
+import time
+
+import numpy as np
+import pytest
+
+from _vllm_shapes import BLOCK, Blocks, Status, kv_cache_config, kv_caches, request, vllm_config
+from kvferry.config import load_config
+from kvferry.errors import DataCorruptError, KVFerryError
+from kvferry.testing import FakeNetwork
+from kvferry_vllm.geometry import build_geometry, layer_memories
+from kvferry_vllm.scheduler import EngineFacts, SchedulerHalf
+from kvferry_vllm.worker import WorkerHalf
+
+
+class Engine:
+    """One vLLM engine with one worker."""
+
+    def __init__(self, network: FakeNetwork, **options: object) -> None:
+        self.caches = kv_caches()
+        layers = layer_memories(self.caches)
+        geometry = build_geometry(vllm_config(), kv_cache_config(), layers, tp_rank=0, instruction_set="AVX2")
+        config = load_config(options, environ={})
+
+        def make_engine(_options, metadata):
+            self.transfer = network.engine(metadata)
+            return self.transfer
+
+        self.worker = WorkerHalf(config, make_engine=make_engine)
+        self.scheduler = SchedulerHalf(EngineFacts("e", BLOCK, True, True, config.handoff.lease_s))
+        self.scheduler.set_workers({0: self.worker.register(layers, geometry)})
+
+    def block(self, block: int) -> np.ndarray:
+        return np.stack([tensor.array[block] for tensor in self.caches.values()])
+
+    def step(self):
+        self.worker.start_step(self.scheduler.take_orders())
+        ended = self.worker.take_ended()
+        self.scheduler.loads_ended(ended.received)
+        return ended
+
+    def until(self, what, timeout_s=10.0):
+        """Step until `what(ended)` is true; return the ended that made it so."""
+        deadline = time.monotonic() + timeout_s
+        while time.monotonic() < deadline:
+            ended = self.step()
+            if what(ended):
+                return ended
+            time.sleep(0.005)
+        raise AssertionError("not within the time allowed")
+
+
+@pytest.fixture
+def network():
+    return FakeNetwork()
+
+
+@pytest.fixture
+def engines(network):
+    made = [Engine(network), Engine(network)]
+    yield made
+    for engine in made:
+        engine.worker.close()
+
+
+PROMPT = list(range(70))
+
+
+def prefill(engine, request_id="p1", blocks=(4, 5, 6)):
+    done = request(
+        request_id,
+        PROMPT,
+        {"do_remote_decode": True},
+        num_computed_tokens=70,
+        status=Status.FINISHED_LENGTH_CAPPED,
+    )
+    _, params = engine.scheduler.request_finished(done, list(blocks))
+    return params
+
+
+def admit(engine, params, request_id="d1", blocks=(9, 10, 11)):
+    asked = request(request_id, PROMPT, params)
+    engine.scheduler.on_new_request(asked)
+    assert engine.scheduler.matched_tokens(asked, 0) == (70, True)
+    engine.scheduler.after_alloc(asked, Blocks(list(blocks)), 70)
+    return asked
+
+
+def test_hand_off(engines):
+    p, d = engines
+    for tensor in p.caches.values():
+        tensor.array += 1000
+    params = prefill(p)
+    admit(d, params)
+    ended = d.until(lambda ended: ended.received)
+    assert ended.received == {"d1"}
+    assert ended.failed == set()
+    assert ended.sent == set()
+    for source, target in zip((4, 5, 6), (9, 10, 11), strict=True):
+        assert np.array_equal(d.block(target), p.block(source))
+    assert p.until(lambda ended: ended.sent).sent == {"p1"}
+    results, _ = d.worker.take_stats()
+    assert [(result.request_id, result.bytes) for result in results] == [("d1", 3 * 2 * 2 * BLOCK * 8 * 4)]
+    assert p.step().sent == set()
+    assert d.step().received == set()
+    assert p.worker.take_stats()[1]["done"] == 1
+
+
+def test_failed_load_is_received_and_failed(engines, network):
+    p, d = engines
+
+    def corrupt(transfer):
+        raise DataCorruptError("checksum of piece 0 is wrong")
+
+    network.before_transfer = corrupt
+    admit(d, prefill(p))
+    ended = d.until(lambda ended: ended.received)
+    assert ended.received == ended.failed == {"d1"}
+    assert p.until(lambda ended: ended.sent).sent == {"p1"}
+    assert p.worker.take_stats()[1]["aborted"] == 1
+
+
+def test_abort_while_loading(engines, network):
+    p, d = engines
+    network.hold = True
+    asked = admit(d, prefill(p))
+    d.until(lambda _: network.held)
+    asked.status = Status.FINISHED_ABORTED
+    d.scheduler.request_finished(asked, [9, 10, 11])
+    ended = d.until(lambda ended: ended.received)
+    assert ended.received == {"d1"}
+    assert p.until(lambda ended: ended.sent).sent == {"p1"}
+
+
+def test_rejected_request_frees_the_prefill_engine_within_a_second(engines):
+    p, d = engines
+    asked = request("d1", PROMPT, prefill(p))
+    d.scheduler.on_new_request(asked)
+    d.step()
+    p.step()
+    started = time.monotonic()
+    d.scheduler.request_finished(asked, [])
+    d.step()
+    p.until(lambda ended: ended.sent == {"p1"}, timeout_s=1.0)
+    assert time.monotonic() - started < 1.0
+
+
+def test_the_step_is_never_blocked_by_a_silent_peer(engines):
+    p, d = engines
+    params = [prefill(p, f"p{i}", (i,) * 3) for i in range(8)]
+    p.step()
+    p.transfer.stopped = True
+    received = []
+    for index, each in enumerate(params):
+        admit(d, each, f"d{index}")
+        started = time.monotonic()
+        received += d.step().received
+        assert time.monotonic() - started < 0.1
+    deadline = time.monotonic() + 20
+    while len(received) < 8 and time.monotonic() < deadline:
+        received += d.step().received
+        time.sleep(0.01)
+    assert sorted(received) == [f"d{index}" for index in range(8)]
+
+
+def test_expired_lease_is_reported_once(network):
+    p = Engine(network, handoff={"lease_s": 1.0})
+    try:
+        prefill(p)
+        assert p.until(lambda ended: ended.sent, timeout_s=5.0).sent == {"p1"}
+        assert p.worker.take_stats()[1]["expired"] == 1
+        assert p.step().sent == set()
+    finally:
+        p.worker.close()
+
+
+def test_shut_down_twice_and_used_afterwards(network):
+    engine = Engine(network)
+    engine.worker.close()
+    engine.worker.close()
+    with pytest.raises(KVFerryError, match="shut down"):
+        engine.worker.take_ended()
