@@ -115,7 +115,7 @@ def _python(context: Context) -> list[Command]:
 
 def _packaging(context: Context) -> list[Command]:
     wheel = {"KVFERRY_TEST_WHEEL": str(ensure_wheel())}
-    return [_pytest(context, "pytest tests/packaging", "tests/packaging", env=wheel, timeout_s=600.0)]
+    return [_pytest(context, "pytest tests/packaging", "tests/packaging", env=wheel, timeout_s=1200.0)]
 
 
 def _engines(context: Context) -> list[Command]:

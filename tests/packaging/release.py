@@ -14,7 +14,7 @@ from typing import NamedTuple
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def run(command: Sequence[object], cwd: Path, timeout_s: float = 60.0) -> str:
+def run(command: Sequence[object], cwd: Path, timeout_s: float = 60.0, *, with_stderr: bool = True) -> str:
     """Run a command and return what it printed; fail the test with its output if it fails."""
     tools = Path(sys.executable).parent
     environment = {
@@ -27,12 +27,14 @@ def run(command: Sequence[object], cwd: Path, timeout_s: float = 60.0) -> str:
         env=environment,
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
+        stderr=subprocess.STDOUT if with_stderr else subprocess.PIPE,
         text=True,
         timeout=timeout_s,
         check=False,
     )
-    assert done.returncode == 0, f"{command} ended with {done.returncode}:\n{done.stdout[-8000:]}"
+    assert done.returncode == 0, (
+        f"{command} ended with {done.returncode}:\n{done.stdout[-8000:]}{(done.stderr or '')[-8000:]}"
+    )
     return done.stdout
 
 

@@ -127,7 +127,7 @@ def test_the_native_module_is_hardened(native: Path) -> None:
 
 def python_says(python: Path, folder: Path, code: str) -> str:
     """Run code with the installed package, away from the tree."""
-    return run([python, "-c", code], cwd=folder).strip()
+    return run([python, "-c", code], cwd=folder, with_stderr=False).strip()
 
 
 def test_the_installed_package_is_the_one_that_runs(installed: Path, tmp_path: Path) -> None:
