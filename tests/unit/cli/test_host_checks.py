@@ -10,6 +10,7 @@ import pytest
 
 from kvferry.cli.host import devices, engines, kernel, memory, native
 from kvferry.cli.host.model import Level
+from kvferry.versions import in_range
 
 GIB = 1 << 30
 
@@ -234,6 +235,13 @@ def test_engine(
     assert check.level is level
     assert words in check.summary
     assert bool(check.fix) == (level is Level.ERROR)
+
+
+@pytest.mark.parametrize("engine", engines.ENGINES, ids=lambda engine: engine.name)
+def test_each_connector_states_a_range_that_can_be_read(engine: engines.Engine) -> None:
+    wanted = engines.supported_range(engine)
+    assert wanted is not None
+    assert in_range(wanted.split(",")[0].lstrip(">="), wanted)
 
 
 def test_an_unknown_engine_or_connector_is_reported_as_absent() -> None:

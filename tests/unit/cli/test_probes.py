@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import socket
+import sys
 from pathlib import Path
 
 import pytest
@@ -32,7 +33,7 @@ def test_copy_between_processes_gives_success_or_the_kernels_reason() -> None:
 def test_a_probe_whose_process_dies_reports_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     script = tmp_path / "peer.py"
     script.write_text("raise SystemExit(3)\n")
-    monkeypatch.setattr(transports, "_PEER_SCRIPT", script)
+    monkeypatch.setattr(transports, "_PEER_COMMAND", (sys.executable, str(script)))
     reason = transports.probe_process_copy()
     assert "could not run" in reason or "ended early" in reason
 
@@ -40,7 +41,7 @@ def test_a_probe_whose_process_dies_reports_it(monkeypatch: pytest.MonkeyPatch, 
 def test_a_probe_that_hangs_is_given_up(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     script = tmp_path / "peer.py"
     script.write_text("import time\ntime.sleep(60)\n")
-    monkeypatch.setattr(transports, "_PEER_SCRIPT", script)
+    monkeypatch.setattr(transports, "_PEER_COMMAND", (sys.executable, str(script)))
     monkeypatch.setattr(transports, "_TIMEOUT_S", 0.2)
     assert os.strerror(errno.ETIMEDOUT) in transports.probe_process_copy()
 

@@ -38,7 +38,7 @@ def supported_range(engine: Engine) -> str | None:
         support = importlib.import_module(f"{engine.connector}._support")
     except ModuleNotFoundError:
         return None
-    return str(getattr(support, f"{engine.name.upper()}_VERSIONS"))
+    return str(support.SUPPORTED)
 
 
 def registered_plugins(engine: Engine) -> list[str]:

@@ -8,7 +8,7 @@ import socket
 from collections.abc import Callable
 from pathlib import Path
 
-from kvferry.cli.host import devices, engines, kernel, memory, native, transports
+from kvferry.cli.host import devices, engine_probe, engines, kernel, memory, native, transports
 from kvferry.cli.host.model import Check, Level, read_int
 from kvferry.config import environment_value
 
@@ -17,6 +17,7 @@ def collect(root: Path = Path("/")) -> list[Check]:
     """Look at this host; `root` is where /proc, /sys and /dev are read. Takes about a second."""
     checks: list[Callable[[], Check | list[Check]]] = [
         native.check_native,
+        lambda: engine_probe.check_moves(engine_probe.probe_moves()),
         native.check_settings,
         lambda: engines.check_engines(environment_value),
         _tcp,

@@ -3,23 +3,21 @@
 from __future__ import annotations
 
 import array
-import contextlib
 import ctypes
 import errno
 import mmap
 import os
 import secrets
-import select
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
+from kvferry.cli.host.children import Child
 from kvferry.cli.host.kernel import in_container
 from kvferry.cli.host.model import Check, Level
 
-_PEER_SCRIPT = Path(__file__).with_name("probe_peer.py")
+_PEER_COMMAND = (sys.executable, "-I", "-S", str(Path(__file__).with_name("probe_peer.py")))
 _TIMEOUT_S = 10.0
 _IO_URING_SETUP = 425
 _WORD = b"kvferry probe"
@@ -28,44 +26,16 @@ _WORD = b"kvferry probe"
 def probe_process_copy() -> str:
     """Copy 4 KiB from one child process to another, as two engines would; return "" or why it failed."""
     try:
-        with _peer("owner") as owner, _peer("reader") as reader:
-            address, reader_pid = _line(owner), _line(reader)
-            _tell(owner, reader_pid)
-            if _line(owner) != "allowed":
+        with Child(_PEER_COMMAND, "owner") as owner, Child(_PEER_COMMAND, "reader") as reader:
+            address, reader_pid = owner.line(_TIMEOUT_S), reader.line(_TIMEOUT_S)
+            owner.tell(reader_pid)
+            if owner.line(_TIMEOUT_S) != "allowed":
                 return "the owner process ended early"
-            _tell(reader, f"{owner.pid} {address}")
-            error = int(_line(reader))
+            reader.tell(f"{owner.pid} {address}")
+            error = int(reader.line(_TIMEOUT_S))
     except (OSError, ValueError, subprocess.SubprocessError) as failure:
         return f"the probe could not run: {failure}"
     return os.strerror(error) if error else ""
-
-
-@contextlib.contextmanager
-def _peer(role: str) -> Iterator[subprocess.Popen[str]]:
-    with subprocess.Popen(
-        [sys.executable, "-I", "-S", str(_PEER_SCRIPT), role],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    ) as process:
-        try:
-            yield process
-        finally:
-            process.kill()
-
-
-def _line(process: subprocess.Popen[str]) -> str:
-    assert process.stdout is not None  # noqa: S101  (it was opened as a pipe)
-    ready, _, _ = select.select([process.stdout], [], [], _TIMEOUT_S)
-    if not ready:
-        raise OSError(errno.ETIMEDOUT, os.strerror(errno.ETIMEDOUT))
-    return process.stdout.readline().strip()
-
-
-def _tell(process: subprocess.Popen[str], text: str) -> None:
-    assert process.stdin is not None  # noqa: S101  (it was opened as a pipe)
-    process.stdin.write(f"{text}\n")
-    process.stdin.flush()
 
 
 def probe_memory_file() -> str:
