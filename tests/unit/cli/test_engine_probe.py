@@ -33,11 +33,14 @@ def test_two_processes_move_bytes_by_each_transport() -> None:
     assert results["shm"] == "ok" or "not permitted" in results["shm"]
 
 
+OWNER_STAYS = "import sys\nif sys.argv[1] == 'owner':\n    print('a b', flush=True)\n    sys.stdin.read()\n"
+
+
 @pytest.mark.parametrize(
     ("script", "reason"),
     [
         ("raise SystemExit(1)", "could not be started"),
-        ("import sys\nif sys.argv[1] == 'owner': print('a b', flush=True); sys.stdin.read()", "ended early"),
+        (f"{OWNER_STAYS}else:\n    sys.stdin.readline()", "ended early"),
         ("import time\ntime.sleep(60)", "could not run"),
     ],
 )
@@ -47,5 +50,5 @@ def test_a_probe_that_cannot_run_says_why(
     file = tmp_path / "peer.py"
     file.write_text(f"{script}\n")
     monkeypatch.setattr(engine_probe, "_COMMAND", (sys.executable, str(file)))
-    monkeypatch.setattr(engine_probe, "_TIMEOUT_S", 3.0)
+    monkeypatch.setattr(engine_probe, "_TIMEOUT_S", 0.5 if "sleep" in script else 30.0)
     assert reason in engine_probe.probe_moves()["engine"]

@@ -78,6 +78,24 @@ def test_config_schema_names_every_setting(capsys: pytest.CaptureFixture[str]) -
     assert capsys.readouterr().out == to_markdown()
 
 
+def test_output_into_a_pipe_that_closes_early_gives_no_traceback() -> None:
+    source = str(Path(kvferry.cli.__file__).parents[2])
+    code = (
+        f"import sys; sys.path.insert(0, {source!r})\n"
+        "from kvferry.cli import main\n"
+        "sys.stdin.read()\n"  # until the other end of stdout is closed
+        "sys.exit(main(['config', '--schema']))"
+    )
+    process = subprocess.Popen(
+        [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
+    assert process.stdout is not None
+    process.stdout.close()
+    process.stdout = None
+    _, errors = process.communicate(timeout=60)
+    assert errors == b""
+
+
 def test_the_command_imports_nothing_heavy() -> None:
     source = str(Path(kvferry.cli.__file__).parents[2])
     code = (
