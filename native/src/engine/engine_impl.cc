@@ -229,8 +229,7 @@ void EngineImpl::close() {
   }
   stop_.set();
   for (const auto& peer : core_->peers.close()) {
-    peer->say_goodbye("the engine was closed");
-    peer->lose({Code::kCancelled, "the engine was closed"});
+    peer->leave("the engine was closed", {Code::kCancelled, "the engine was closed"});
   }
   core_->keeper.stop();
   core_->inbox.close();

@@ -29,13 +29,15 @@ void Listener::run(const std::shared_ptr<EngineCore>& core, const Interrupt& sto
       admit(core, std::move(accepted->fd));
       continue;
     }
-    if (accepted.status().code() == Code::kCancelled) return;
+    if (accepted.status().code() == Code::kCancelled) break;
     log_event(LogLevel::kWarning, "accept_failed",
               {{"endpoint", endpoint_.to_string()}, {"reason", accepted.status()}});
     // Only time brings descriptors back; the interrupt ends the pause early.
     const Status paused = wait_for(-1, 0, Wait{deadline_in(kPauseWhenExhausted), &stop});
-    if (paused.code() == Code::kCancelled) return;
+    if (paused.code() == Code::kCancelled) break;
   }
+  // A closed engine refuses callers instead of letting them wait in the queue of a socket nobody serves.
+  shut_down(fd_.get());
 }
 
 void Listener::admit(const std::shared_ptr<EngineCore>& core, UniqueFd fd) const {

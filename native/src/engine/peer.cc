@@ -83,15 +83,17 @@ Status PeerImpl::wait_for_regions(Deadline deadline) {
 }
 
 void PeerImpl::close() {
-  say_goodbye("closed by the application");
-  lose({Code::kCancelled, "the connection to " + name() + " was closed by this side"});
+  leave("closed by the application",
+        {Code::kCancelled, "the connection to " + name() + " was closed by this side"});
 }
 
-void PeerImpl::say_goodbye(std::string_view reason) {
-  if (!status().ok()) return;
+void PeerImpl::leave(std::string_view reason, const Status& why) {
+  // Marked first: the peer hangs up as soon as it has heard, and that must not become the reason.
+  if (!mark_lost(why)) return;
   bool broken = false;
   // Best effort: the peer also notices the end of the stream.
   (void)link_.send(FrameType::kGoodbye, 0, wire::Goodbye{std::string(reason)}.encode(), deadline_in(kPingTimeout), &broken);
+  settle_loss(why);
 }
 
 Status PeerImpl::send(FrameType type, std::uint64_t request_id, ByteView body, Deadline deadline) {
@@ -111,12 +113,20 @@ Status PeerImpl::send_message(std::string_view body, Deadline deadline) {
 }
 
 void PeerImpl::lose(const Status& why) {
+  if (mark_lost(why)) settle_loss(why);
+}
+
+bool PeerImpl::mark_lost(const Status& why) {
   {
     std::lock_guard lock(mutex_);
-    if (!status_.ok()) return;
+    if (!status_.ok()) return false;
     status_ = why;
   }
   changed_.notify_all();
+  return true;
+}
+
+void PeerImpl::settle_loss(const Status& why) {
   link_.shut_down();
   lanes_.stop(why);
   core_->forget_peer(*this);

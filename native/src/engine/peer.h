@@ -49,14 +49,16 @@ class PeerImpl final : public Peer, public std::enable_shared_from_this<PeerImpl
   Status wait_for_regions(Deadline deadline);  // until the peer's first REGIONS came
   Status send(FrameType type, std::uint64_t request_id, ByteView body, Deadline deadline);
   Status send_message(std::string_view body, Deadline deadline);
-  void say_goodbye(std::string_view reason);
   void lose(const Status& why);              // first reason stays; settles all transfers; idempotent
+  void leave(std::string_view reason, const Status& why);  // lose() of our own accord: the peer is told the reason
   void keep_alive(Clock::time_point now);    // the keeper's tick: ping if silent, lose if silent for long
   Status confirm_alive(milliseconds patience);  // OK, or why the peer is lost, waiting a little for that to show
   LanePool& lanes() { return lanes_; }
   const LanePool& lanes() const { return lanes_; }
 
  private:
+  bool mark_lost(const Status& why);  // true for the first reason only
+  void settle_loss(const Status& why);
   Status push_regions(std::uint64_t request_id);
   Status handle_frame(const Frame& frame);
   Status take_regions(std::uint64_t request_id, ByteView body);
