@@ -15,6 +15,7 @@ from kvferry import _native
 
 LOGGER = logging.getLogger("kvferry.transfer")
 _CAPACITY_LINES = 4096
+_FLUSH_MARK = 0  # no native line has this level
 _LEVEL_REFRESH_S = 1.0  # how soon a changed level reaches the native code
 
 
@@ -23,6 +24,7 @@ class _LogPump:
         self.pid = os.getpid()
         self._queue = _native.LogQueue(_CAPACITY_LINES)
         self._stopping = False
+        self._flushes: dict[str, threading.Event] = {}
         self._thread = threading.Thread(target=self._run, name="kvferry-log", daemon=True)
 
     def start(self) -> None:
@@ -37,12 +39,23 @@ class _LogPump:
         if self.pid == os.getpid() and self._thread.is_alive():
             self._thread.join(timeout=5.0)
 
+    def flush(self, timeout_s: float) -> bool:
+        """Wait until all lines of before this call were delivered; false after `timeout_s`."""
+        delivered = threading.Event()
+        mark = str(id(delivered))
+        self._flushes[mark] = delivered
+        self._queue.push(_FLUSH_MARK, mark)
+        return delivered.wait(timeout_s)
+
     def _run(self) -> None:
         while True:
             apply_level()
             stopping = self._stopping
             for level, line in self._queue.drain(_LEVEL_REFRESH_S):
-                LOGGER.log(level, "%s", line)
+                if level == _FLUSH_MARK:
+                    self._flushes.pop(line).set()
+                else:
+                    LOGGER.log(level, "%s", line)
             if stopping:
                 return
 
@@ -54,6 +67,12 @@ _pump: _LogPump | None = None
 def apply_level() -> None:
     """Let native code drop what the logger `kvferry.transfer` would drop."""
     _native.set_log_level(max(logging.DEBUG, min(LOGGER.getEffectiveLevel(), logging.ERROR)))
+
+
+def flush(timeout_s: float = 5.0) -> bool:
+    """Wait until the native lines logged so far were delivered; false after `timeout_s`."""
+    pump = _pump
+    return pump is None or pump.flush(timeout_s)
 
 
 def start() -> None:

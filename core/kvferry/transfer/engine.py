@@ -129,7 +129,7 @@ class Engine:
 
         `pieces`: C-contiguous uint64 [n, 5] (numpy, or any buffer): local region id, remote region id, local
         offset, remote offset, length, in bytes. "read" moves remote to local, "write" local to remote. Does
-        not block. Raises `InvalidArgumentError` (array, empty piece, or a read into read-only memory),
+        not block. Raises `InvalidArgumentError` (the array, or a read into read-only memory),
         `NotFoundError` (no such region), `OutOfRangeError`, `AccessDeniedError`, `PeerLostError`.
         """
         if op == "read" and self._read_only:

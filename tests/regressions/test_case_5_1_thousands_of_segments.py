@@ -1,0 +1,73 @@
+"""Case 5.1: with thousands of small segments the call that posts them takes longer than the transfer.
+
+Counts instead of times: submit must not depend on the number of pieces; contiguous pieces are merged.
+"""
+
+from __future__ import annotations
+
+import sys
+
+import numpy as np
+import pytest
+
+from _engines import engine_pair
+
+COUNT, BLOCK = 15_000, 64 << 10
+
+
+@pytest.fixture(scope="module")
+def big():
+    """A pair whose regions are 15,000 blocks long; the memory is sparse, no block is ever touched."""
+    import mmap
+
+    length = COUNT * BLOCK * 2
+    with engine_pair("tcp") as pair:
+        near, far = (np.frombuffer(mmap.mmap(-1, length), dtype=np.uint8) for _ in range(2))
+        here = pair.client.register(near, name="m")
+        there = pair.server.register(far, name="m")
+        pair.peer.refresh()
+        yield pair, here.id, there.id
+
+
+def rows(big, local_blocks: np.ndarray, remote_blocks: np.ndarray) -> np.ndarray:
+    _pair, here, there = big
+    table = np.empty((COUNT, 5), dtype=np.uint64)
+    table[:, 0], table[:, 1], table[:, 4] = here, there, BLOCK
+    table[:, 2], table[:, 3] = local_blocks * BLOCK, remote_blocks * BLOCK
+    return table
+
+
+def test_contiguous_pieces_become_one_run(big):
+    pair, *_ = big
+    order = np.arange(COUNT)
+    plan = pair.client.prepare(pair.peer, rows(big, order, order), "read")
+    assert (plan.pieces, plan.bytes) == (COUNT, COUNT * BLOCK)
+    assert plan.runs <= COUNT * BLOCK // (1 << 30) + 1
+
+
+def test_contiguous_pieces_given_in_any_order_are_merged_too(big):
+    pair, *_ = big
+    order = np.random.default_rng(3).permutation(COUNT)
+    assert pair.client.prepare(pair.peer, rows(big, order, order), "read").runs < 10
+
+
+def test_scattered_pieces_stay_one_run_each(big):
+    pair, *_ = big
+    order = np.arange(COUNT)
+    plan = pair.client.prepare(pair.peer, rows(big, order * 2, order[::-1] * 2), "read")
+    assert plan.runs == COUNT
+
+
+def test_submit_does_the_same_work_for_one_piece_and_for_15000(big):
+    pair, *_ = big
+    order = np.arange(COUNT)
+    table = rows(big, order * 2, order * 2)
+    plans = [pair.client.prepare(pair.peer, part, "read") for part in (table[:1].copy(), table)]
+    counts = []
+    for plan in plans:
+        allocated = sys.getallocatedblocks()
+        transfer = pair.client.submit(plan)
+        counts.append(sys.getallocatedblocks() - allocated)
+        transfer.cancel()
+        assert transfer.wait(30.0)
+    assert abs(counts[1] - counts[0]) < 100

@@ -1,0 +1,140 @@
+"""Case 5.2: the interpreter lock is held through native calls or set-up."""
+
+from __future__ import annotations
+
+import inspect
+import threading
+import time
+
+import numpy as np
+import pytest
+
+from _engines import Child, engine_pair, options, pieces
+from kvferry import _native
+from kvferry.errors import KVFerryError
+from kvferry.transfer import Engine
+
+# Bindings that look something up, set a flag or copy a little: none waits for a lock that is held during I/O.
+NEVER_BLOCK = {
+    "Endpoint": {"__init__", "__eq__", "__hash__", "__repr__", "__str__", "with_port"},
+    "Engine": {"counters", "peer", "peers", "set_metadata"},
+    "EngineOptions": {"__init__"},
+    "LogQueue": {"__init__", "close", "install", "push"},
+    "Message": set(),
+    "Peer": {"error", "stats"},
+    "PeerStats": set(),
+    "Plan": set(),
+    "RegionInfo": {"__repr__"},
+    "Transfer": {"cancel", "error", "event_fd", "piece_errors"},
+}
+_OF_PYBIND11 = {"__new__", "__init__", "_pybind11_conduit_v1_"}
+_FUNCTIONS = {"buffer_address", "set_log_level"}
+
+
+def constructible(cls: type) -> bool:
+    """pybind11 gives classes without a constructor an __init__ that raises TypeError."""
+    return "No constructor defined" not in error_of(cls)
+
+
+def error_of(cls: type) -> str:
+    try:
+        cls()
+    except TypeError as error:
+        return str(error)
+    return ""
+
+
+def test_every_binding_is_known_to_block_or_not():
+    unknown = []
+    for name in _native.__all__:
+        thing = getattr(_native, name)
+        if inspect.isclass(thing):
+            methods = {method for method, value in vars(thing).items() if callable(value)} - _OF_PYBIND11
+            methods |= {"__init__"} if constructible(thing) else set()
+            named = {f"{name}.{method}" for method in methods - NEVER_BLOCK[name]}
+            unknown += sorted(named - set(_native.BLOCKING))
+        elif callable(thing) and name not in _FUNCTIONS:
+            unknown.append(name)
+    assert unknown == [], (
+        "a new binding must release the lock (Blocking::def) or be listed here with a reason"
+    )
+
+
+def test_blocking_bindings_exist():
+    for qualified in _native.BLOCKING:
+        owner, _dot, method = qualified.partition(".")
+        assert callable(getattr(getattr(_native, owner), method))
+
+
+class Counter:
+    """Another thread that must keep running; records the longest time between two of its steps."""
+
+    def __init__(self) -> None:
+        self.steps = 0
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run)
+
+    def _run(self) -> None:
+        while not self._stop.is_set():
+            self.steps += 1
+            time.sleep(0.001)
+
+    def __enter__(self) -> Counter:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stop.set()
+        self._thread.join()
+
+
+def waits() -> dict[str, object]:
+    """A call for each binding that can be made to wait, by name."""
+    return {
+        "Transfer.wait": lambda engine, _peer, transfer: transfer._native.wait(0.5),
+        "Engine.next_message": lambda engine, _peer, _transfer: engine._native.next_message(0.5),
+        "Peer.refresh": lambda _engine, peer, _transfer: peer._native.refresh(0.5),
+        "Engine.connect": lambda engine, peer, _transfer: engine._native.connect(peer.endpoint, "", 0.5),
+        "LogQueue.drain": lambda _engine, _peer, _transfer: _native.LogQueue(4).drain(0.5),
+    }
+
+
+@pytest.mark.parametrize("name", sorted(waits()))
+def test_other_threads_run_while_a_binding_waits(name):
+    import signal
+
+    with (
+        Child([{"name": "m", "length": 4096}], transports=["tcp"]) as child,
+        Engine(options("tcp")) as engine,
+    ):
+        here = engine.register(bytearray(4096), name="h")
+        peer = engine.connect(child.endpoint)
+        plan = engine.prepare(peer, pieces((here.id, peer.region("m").id, 0, 0, 4096)), "read")
+        child.process.send_signal(signal.SIGSTOP)
+        try:
+            transfer = engine.submit(plan, timeout_s=5.0)
+            with Counter() as counter:
+                before, started = counter.steps, time.monotonic()
+                try:
+                    waits()[name](engine, peer, transfer)
+                except KVFerryError:
+                    assert name in ("Peer.refresh", "Engine.connect")
+                assert time.monotonic() - started >= 0.4, "the call did not wait, so that it shows nothing"
+                assert counter.steps - before >= 20
+        finally:
+            child.process.send_signal(signal.SIGCONT)
+
+
+def test_other_threads_run_while_a_large_region_is_made_and_moved():
+    with engine_pair("shm") as pair, Counter() as counter:
+        far = pair.server.allocate(256 << 20, name="m")
+        near = pair.client.allocate(256 << 20, name="m")
+        pair.peer.refresh()
+        before = counter.steps
+        transfer = pair.client.submit(
+            pair.client.prepare(pair.peer, pieces((near.id, far.id, 0, 0, 256 << 20)), "read")
+        )
+        assert transfer.wait()
+        assert transfer.error is None
+        assert counter.steps > before
+        assert not np.frombuffer(near.memory, dtype=np.uint8)[:: 1 << 16].any()
