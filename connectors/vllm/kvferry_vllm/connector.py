@@ -19,7 +19,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.metrics import KVConnectorProm
 from vllm.distributed.parallel_state import get_tensor_model_parallel_rank
 from vllm.v1.metrics.cache_hit_source import CacheHitSource
 
-from kvferry.config import apply_log_options, load_config
+from kvferry.config import apply_log_options, explain_changes, load_config
 from kvferry.errors import ConfigError
 from kvferry_vllm import _support
 from kvferry_vllm.cpu_layout import measure_layout
@@ -66,6 +66,7 @@ class KVFerryConnector(KVConnectorBase_V1):
             transfer_config.kv_connector_extra_config, overrides_source="kv_connector_extra_config"
         )
         apply_log_options(self._config.log, own_process=False)
+        logger.info("settings: %s", explain_changes(self._config))
         # vLLM's scheduler reads this right after it has made its connector; its default is to fail requests.
         transfer_config.kv_load_failure_policy = self._config.handoff.load_failure
         self._scheduler: SchedulerHalf | None = None

@@ -9,7 +9,7 @@ The only package that reads the environment.
 
 from __future__ import annotations
 
-from kvferry.config.explain import explain, explain_rows, to_markdown
+from kvferry.config.explain import explain, explain_changes, explain_rows, to_markdown
 from kvferry.config.fields import Field, all_fields, check_options
 from kvferry.config.loader import load_config
 from kvferry.config.logs import apply_log_options
@@ -30,6 +30,7 @@ __all__ = [
     "check_options",
     "environment_value",
     "explain",
+    "explain_changes",
     "explain_rows",
     "format_duration",
     "format_size",

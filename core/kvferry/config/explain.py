@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from kvferry.config.fields import Field, all_fields
-from kvferry.config.schema import SECTIONS, Config
+from kvferry.config.schema import DEFAULT_SOURCE, SECTIONS, Config
 
 
 class ExplainedValue(NamedTuple):
@@ -33,6 +33,12 @@ def explain(config: Config) -> str:
     rows = [("key", "value", "source"), *explain_rows(config)]
     widths = [max(len(row[column]) for row in rows) for column in (0, 1)]
     return "\n".join(f"{key:<{widths[0]}}  {value:<{widths[1]}}  {source}" for key, value, source in rows)
+
+
+def explain_changes(config: Config) -> str:
+    """Return, for one log line, what differs from the defaults and where each value came from."""
+    changed = [row for row in explain_rows(config) if row.source != DEFAULT_SOURCE]
+    return ", ".join(f"{key}={value} ({source})" for key, value, source in changed) or "all at their defaults"
 
 
 _INTRODUCTION = """\

@@ -13,6 +13,7 @@ import msgspec
 from msgspec import Meta
 
 MAX_SECONDS = 86400.0
+DEFAULT_SOURCE = "default"
 SECRET_MASK = "********"  # noqa: S105  (what is shown in place of a secret)
 
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from kvferry.config import TransferOptions, all_fields, explain, load_config
+from kvferry.config import TransferOptions, all_fields, explain, explain_changes, load_config
 from kvferry.errors import ConfigError
 
 SECRET = "correct horse battery staple"
@@ -26,6 +26,14 @@ def test_explain_has_one_line_per_setting_with_value_and_source() -> None:
         "environment",
         "KVFERRY_LOG_LEVEL",
     ]
+
+
+def test_changes_fit_into_one_log_line() -> None:
+    assert explain_changes(load_config(environ={})) == "all at their defaults"
+    config = load_config({"transfer.cluster_secret": SECRET}, environ={"KVFERRY_LOG_LEVEL": "debug"})
+    assert explain_changes(config) == (
+        'transfer.cluster_secret=******** (argument), log.level="debug" (environment KVFERRY_LOG_LEVEL)'
+    )
 
 
 def test_a_secret_is_never_shown() -> None:

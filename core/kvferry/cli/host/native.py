@@ -6,7 +6,7 @@ import importlib
 from collections.abc import Callable
 
 from kvferry.cli.host.model import Check, Level, distribution_version
-from kvferry.config import load_config
+from kvferry.config import explain_changes, load_config
 from kvferry.errors import ConfigError
 
 UNKNOWN = "unknown"
@@ -43,6 +43,4 @@ def check_settings() -> Check:
         config = load_config()
     except ConfigError as error:
         return Check("settings", Level.ERROR, str(error), "kvferry config --schema")
-    changed = {key: source for key, source in config.sources.items() if source != "default"}
-    words = f"{len(changed)} differ from the defaults" if changed else "all at their defaults"
-    return Check("settings", Level.OK, words, "", {"sources": changed})
+    return Check("settings", Level.OK, explain_changes(config))
