@@ -22,10 +22,10 @@ class Endpoint {
   static Result<Endpoint> from_sockaddr(const sockaddr* address, socklen_t length);
 
   Family family() const { return family_; }
-  const std::string& host() const { return host_; }      // address with zone, or the unix path ("@name" if abstract)
+  const std::string& host() const { return host_; }  // address with zone, or the unix path ("@name" if abstract)
   std::uint16_t port() const { return port_; }
   Endpoint with_port(std::uint16_t port) const;
-  bool is_loopback() const;                              // unix counts as loopback
+  bool is_loopback() const;  // unix counts as loopback
   bool is_wildcard() const;
   std::string to_string() const;
   Result<socklen_t> to_sockaddr(sockaddr_storage* out) const;

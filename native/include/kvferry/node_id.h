@@ -14,9 +14,9 @@ namespace kvferry {
 struct NodeId {
   std::array<std::uint8_t, 16> bytes{};
 
-  static NodeId random();                                // getrandom(2)
-  static Result<NodeId> parse(std::string_view hex);     // exactly 32 hex digits
-  std::string to_string() const;                         // 32 lower-case hex digits
+  static NodeId random();                             // getrandom(2)
+  static Result<NodeId> parse(std::string_view hex);  // exactly 32 hex digits
+  std::string to_string() const;                      // 32 lower-case hex digits
   bool is_nil() const { return bytes == std::array<std::uint8_t, 16>{}; }
   auto operator<=>(const NodeId&) const = default;
 };

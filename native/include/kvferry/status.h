@@ -63,8 +63,8 @@ Status errno_status(Code code, std::string_view what, int error);
 template <typename T>
 class [[nodiscard]] Result {
  public:
-  Result(T value) : value_(std::move(value)) {}                    // NOLINT: implicit on purpose
-  Result(Status status) : status_(std::move(status)) {}            // NOLINT: implicit on purpose
+  Result(T value) : value_(std::move(value)) {}          // NOLINT: implicit on purpose
+  Result(Status status) : status_(std::move(status)) {}  // NOLINT: implicit on purpose
   Result(Code code, std::string message) : status_(code, std::move(message)) {}
 
   bool ok() const { return value_.has_value(); }
@@ -83,8 +83,8 @@ class [[nodiscard]] Result {
   Status status_;
 };
 
-#define KVF_RETURN_IF_ERROR(expr)                         \
-  do {                                                    \
+#define KVF_RETURN_IF_ERROR(expr)                                                      \
+  do {                                                                                 \
     if (::kvferry::Status kvf_status_ = (expr); !kvf_status_.ok()) return kvf_status_; \
   } while (0)
 

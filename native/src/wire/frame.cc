@@ -9,17 +9,40 @@
 namespace kvferry {
 namespace {
 
-constexpr std::uint8_t kLastFrameType = static_cast<std::uint8_t>(FrameType::kArena);
+struct TypeTraits {
+  std::string_view name;
+  std::size_t max_body_bytes = 0;
+  std::uint16_t flags = 0;  // those that mean something
+};
 
-std::uint16_t known_flags(FrameType type) {
-  switch (type) {
-    case FrameType::kRead:
-    case FrameType::kReadData:
-    case FrameType::kWrite:
-      return kFlagChecksum;
-    default:
-      return 0;
-  }
+constexpr std::size_t kMaxTextBody = kMaxErrorTextBytes + 16;
+
+// By type number; 0 is no type.
+constexpr std::array<TypeTraits, 18> kTypes{{
+    {"UNKNOWN"},
+    {"HELLO", 1024},
+    {"HELLO_ACK", 1024},
+    {"AUTH", 32},
+    {"ERROR", kMaxTextBody},
+    {"REGIONS_REQUEST"},
+    {"REGIONS", kMaxBodyBytes},
+    {"MESSAGE", kMaxMessageBytes},
+    {"PING"},
+    {"PONG"},
+    {"GOODBYE", kMaxTextBody},
+    {"READ", 8 + wire::kPieceBytes* kMaxPiecesPerRequest, kFlagChecksum},
+    {"READ_DATA", 16 + std::size_t{8} * kMaxPiecesPerRequest, kFlagChecksum},
+    {"WRITE", 8 + (wire::kPieceBytes + 4) * kMaxPiecesPerRequest, kFlagChecksum},
+    {"WRITE_ACK", 8 + std::size_t{kMaxPiecesPerRequest}},
+    {"SHM_ATTACHED", 16},
+    {"ARENA_REQUEST", 16},
+    {"ARENA", 16},
+}};
+static_assert(kTypes.size() == static_cast<std::size_t>(FrameType::kArena) + 1);
+
+const TypeTraits& traits(FrameType type) {
+  const auto index = static_cast<std::size_t>(type);
+  return index < kTypes.size() ? kTypes[index] : kTypes[0];
 }
 
 Status malformed(const std::string& why) { return {Code::kProtocolError, "frame header: " + why}; }
@@ -40,79 +63,8 @@ Result<Frame> recv_body(int fd, const FrameHeader& header, std::vector<UniqueFd>
 
 }  // namespace
 
-std::string_view frame_type_name(FrameType type) {
-  switch (type) {
-    case FrameType::kHello:
-      return "HELLO";
-    case FrameType::kHelloAck:
-      return "HELLO_ACK";
-    case FrameType::kAuth:
-      return "AUTH";
-    case FrameType::kError:
-      return "ERROR";
-    case FrameType::kRegionsRequest:
-      return "REGIONS_REQUEST";
-    case FrameType::kRegions:
-      return "REGIONS";
-    case FrameType::kMessage:
-      return "MESSAGE";
-    case FrameType::kPing:
-      return "PING";
-    case FrameType::kPong:
-      return "PONG";
-    case FrameType::kGoodbye:
-      return "GOODBYE";
-    case FrameType::kRead:
-      return "READ";
-    case FrameType::kReadData:
-      return "READ_DATA";
-    case FrameType::kWrite:
-      return "WRITE";
-    case FrameType::kWriteAck:
-      return "WRITE_ACK";
-    case FrameType::kShmAttached:
-      return "SHM_ATTACHED";
-    case FrameType::kArenaRequest:
-      return "ARENA_REQUEST";
-    case FrameType::kArena:
-      return "ARENA";
-  }
-  return "UNKNOWN";
-}
-
-std::size_t max_body_bytes(FrameType type) {
-  switch (type) {
-    case FrameType::kHello:
-    case FrameType::kHelloAck:
-      return 1024;
-    case FrameType::kAuth:
-      return 32;
-    case FrameType::kError:
-    case FrameType::kGoodbye:
-      return kMaxErrorTextBytes + 16;
-    case FrameType::kRegionsRequest:
-    case FrameType::kPing:
-    case FrameType::kPong:
-      return 0;
-    case FrameType::kRegions:
-      return kMaxBodyBytes;
-    case FrameType::kMessage:
-      return kMaxMessageBytes;
-    case FrameType::kRead:
-      return 8 + wire::kPieceBytes * kMaxPiecesPerRequest;
-    case FrameType::kReadData:
-      return 16 + std::size_t{8} * kMaxPiecesPerRequest;
-    case FrameType::kWrite:
-      return 8 + (wire::kPieceBytes + 4) * kMaxPiecesPerRequest;
-    case FrameType::kWriteAck:
-      return 8 + std::size_t{kMaxPiecesPerRequest};
-    case FrameType::kShmAttached:
-    case FrameType::kArenaRequest:
-    case FrameType::kArena:
-      return 16;
-  }
-  return 0;
-}
+std::string_view frame_type_name(FrameType type) { return traits(type).name; }
+std::size_t max_body_bytes(FrameType type) { return traits(type).max_body_bytes; }
 
 std::array<std::byte, kFrameHeaderBytes> FrameHeader::encode() const {
   ByteWriter writer(kFrameHeaderBytes);
@@ -135,7 +87,7 @@ Result<FrameHeader> FrameHeader::decode(std::span<const std::byte, kFrameHeaderB
     return malformed("wire version " + std::to_string(version) + ", this build speaks " + std::to_string(kWireVersion));
   }
   const std::uint8_t type = reader.u8();
-  if (type == 0 || type > kLastFrameType) return malformed("unknown type " + std::to_string(type));
+  if (type == 0 || type >= kTypes.size()) return malformed("unknown type " + std::to_string(type));
   FrameHeader header;
   header.type = static_cast<FrameType>(type);
   header.flags = reader.u16();
@@ -143,7 +95,7 @@ Result<FrameHeader> FrameHeader::decode(std::span<const std::byte, kFrameHeaderB
   header.body_crc32c = reader.u32();
   header.request_id = reader.u64();
   const std::string name(frame_type_name(header.type));
-  if ((header.flags & ~known_flags(header.type)) != 0) return malformed("unknown flags for " + name);
+  if ((header.flags & ~traits(header.type).flags) != 0) return malformed("unknown flags for " + name);
   if (header.body_bytes > max_body_bytes(header.type)) {
     return malformed(name + " body of " + std::to_string(header.body_bytes) + " bytes; at most " +
                      std::to_string(max_body_bytes(header.type)) + " are allowed");
