@@ -10,7 +10,7 @@ The only package that reads the environment.
 from __future__ import annotations
 
 from kvferry.config.explain import explain, explain_changes, explain_rows, to_markdown
-from kvferry.config.fields import Field, all_fields, check_options
+from kvferry.config.fields import Field, all_fields
 from kvferry.config.loader import load_config
 from kvferry.config.logs import apply_log_options
 from kvferry.config.schema import Config, HandoffOptions, LogOptions, RouterOptions, TransferOptions
@@ -27,7 +27,6 @@ __all__ = [
     "all_fields",
     "apply_log_options",
     "approximate_size",
-    "check_options",
     "environment_value",
     "explain",
     "explain_changes",

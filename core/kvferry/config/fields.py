@@ -11,8 +11,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from kvferry.config import units
-from kvferry.config.schema import SECRET_MASK, SECTIONS, Options, is_secret
-from kvferry.errors import ConfigError
+from kvferry.config.schema import SECRET_MASK, SECTIONS, is_secret
 
 
 class Field(NamedTuple):
@@ -100,27 +99,6 @@ def convert_value(field: Field, value: Any, *, text: bool) -> Any:
         return msgspec.convert(value, type=field.type, strict=not text)
     except msgspec.ValidationError as error:
         raise ValueError(str(error)) from None
-
-
-def check_options(options: Options) -> None:
-    """Check each value of a section built in code against the schema.
-
-    Raises ConfigError that names key and value.
-    """
-    section = next(name for name, cls in SECTIONS.items() if isinstance(options, cls))
-    problems = []
-    for field in all_fields():
-        if field.section != section:
-            continue
-        value = getattr(options, field.name)
-        try:
-            convert_value(field, value, text=False)
-        except ValueError:
-            problems.append(
-                f"{field.key}: {field.show_unchecked(value)} is not allowed; expected {field.expected}"
-            )
-    if problems:
-        raise ConfigError("; ".join(problems))
 
 
 def _meta(annotation: Any) -> msgspec.Meta:

@@ -95,7 +95,7 @@ class TransferOptions(Options, frozen=True, kw_only=True):
     tcp_streams: Annotated[
         int, Meta(ge=1, le=64, description="Data connections per peer on `tcp`, one thread each.")
     ] = 2
-    shm_lanes: Annotated[int, Meta(ge=1, le=64, description="Copying threads per peer on `shm`.")] = 1
+    shm_lanes: Annotated[int, Meta(ge=1, le=16, description="Copying threads per peer on `shm`.")] = 1
     slice_bytes: Annotated[
         int,
         _size(

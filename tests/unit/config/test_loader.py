@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from kvferry.config import HandoffOptions, RouterOptions, TransferOptions, check_options, load_config
+from kvferry.config import HandoffOptions, RouterOptions, TransferOptions, load_config
 from kvferry.errors import ConfigError
 
 
@@ -187,14 +187,6 @@ def test_an_oversized_file_is_refused(tmp_path: Path) -> None:
     file.write_bytes(b"#" * ((1 << 20) + 1))
     with pytest.raises(ConfigError, match="larger than"):
         load_config(environ={}, file=file)
-
-
-def test_check_options_finds_values_set_in_code() -> None:
-    check_options(TransferOptions(tcp_streams=3))
-    with pytest.raises(
-        ConfigError, match=r"transfer\.tcp_streams: 0 is not allowed; expected integer from 1 to 64"
-    ):
-        check_options(TransferOptions(tcp_streams=0))
 
 
 def test_importing_config_loads_no_heavy_module() -> None:

@@ -1,10 +1,11 @@
 from __future__ import annotations
 
+import typing
+
 import pytest
 
-from kvferry.config import Field, TransferOptions, all_fields, check_options, load_config
+from kvferry.config import Field, TransferOptions, all_fields, load_config
 from kvferry.config.fields import convert_value
-from kvferry.config.schema import SECTIONS
 
 
 @pytest.mark.parametrize("field", all_fields(), ids=lambda field: field.key)
@@ -33,11 +34,15 @@ def test_each_field_can_be_set_by_its_environment_variable(field: Field) -> None
         assert getattr(getattr(config, field.section), field.name) == field.default
 
 
-def test_sections_of_defaults_pass_the_check() -> None:
-    for section in SECTIONS.values():
-        check_options(section())
-
-
 def test_options_cannot_be_changed() -> None:
     with pytest.raises(AttributeError):
         TransferOptions().bind = "x"  # type: ignore[misc]
+
+
+@pytest.mark.parametrize("name", ["tcp_streams", "shm_lanes", "max_connections", "slice_bytes"])
+def test_the_native_engine_takes_what_the_schema_allows(name: str) -> None:
+    transfer = pytest.importorskip("kvferry.transfer", exc_type=ImportError)
+    field = next(field for field in all_fields() if field.key == f"transfer.{name}")
+    limits = typing.get_args(field.type)[1]
+    for value in (limits.ge, limits.le):
+        transfer.Engine(TransferOptions(**{name: value})).close()
