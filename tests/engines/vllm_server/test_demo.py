@@ -86,9 +86,9 @@ def needs_the_environment() -> None:
 @pytest.mark.parametrize(
     ("sign", "moment"),
     [
-        (signal.SIGINT, "starting a single vLLM"),
-        (signal.SIGTERM, "starting the prefill vLLM"),
-        (signal.SIGKILL, "starting the prefill vLLM"),
+        (signal.SIGINT, "starting the prefill vLLM"),
+        (signal.SIGTERM, "starting a single vLLM"),
+        (signal.SIGKILL, "starting a single vLLM"),
     ],
 )
 def test_interrupted_demo_leaves_no_process(tmp_path: Path, sign: signal.Signals, moment: str) -> None:
