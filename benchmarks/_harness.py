@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import json
+import mmap
 import os
 import platform
 import statistics
@@ -14,6 +15,8 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+
+import numpy as np
 
 HERE = Path(__file__).resolve().parent
 
@@ -59,6 +62,15 @@ def plain() -> ctypes.CDLL:
     loaded.serve_stream.restype = None
     loaded.fetch.argtypes = [ctypes.POINTER(ctypes.c_int), ctypes.c_int, pointer, ctypes.c_uint64]
     return loaded
+
+
+def private_memory(length: int, *, huge: bool) -> np.ndarray:
+    """Touched process memory, as an inference engine's is; in huge pages or, as malloc gives it, without."""
+    mapping = mmap.mmap(-1, length, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    mapping.madvise(mmap.MADV_HUGEPAGE if huge else mmap.MADV_NORMAL)
+    array = np.frombuffer(mapping, dtype=np.uint8)
+    array[:] = 1
+    return array
 
 
 def pin(core: int) -> None:

@@ -6,14 +6,13 @@ Prints where it listens as one JSON line; ends when its input is closed.
 from __future__ import annotations
 
 import json
-import mmap
 import socket
 import sys
 import threading
 
 import numpy as np
 
-from _harness import pin, plain
+from _harness import pin, plain, private_memory
 from kvferry.transfer import Engine, TransferOptions
 
 
@@ -30,10 +29,10 @@ def main() -> None:
     length = int(sys.argv[1])
     pin(1)
     with Engine(TransferOptions()) as engine, socket.create_server(("127.0.0.1", 0)) as listener:
-        foreign = np.frombuffer(mmap.mmap(-1, length), dtype=np.uint8)
+        foreign = private_memory(length, huge=False)
         engine.register(foreign, name="foreign", access="rw")
         arena = np.frombuffer(engine.allocate(length, name="arena", access="rw").memory, dtype=np.uint8)
-        foreign[:] = arena[:] = np.random.default_rng(1).integers(0, 256, length, dtype=np.uint8)
+        arena[:] = np.random.default_rng(1).integers(0, 256, length, dtype=np.uint8)
         arguments = (listener, foreign.ctypes.data)
         threading.Thread(target=_serve, args=arguments, daemon=True).start()
         where = {"endpoint": str(engine.endpoint), "plain": listener.getsockname()[1]}

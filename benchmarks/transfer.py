@@ -14,7 +14,6 @@ import argparse
 import contextlib
 import ctypes
 import json
-import mmap
 import socket
 import subprocess
 import sys
@@ -23,7 +22,7 @@ from pathlib import Path
 
 import numpy as np
 
-from _harness import Row, interleave, machine, pin, plain, size_name, to_markdown, write_json
+from _harness import Row, interleave, machine, pin, plain, private_memory, size_name, to_markdown, write_json
 from kvferry.transfer import Engine, Peer, TransferOptions
 
 SERVER = Path(__file__).with_name("_transfer_server.py")
@@ -39,9 +38,8 @@ class Memory:
     """The client's target, and a private source for memcpy."""
 
     def __init__(self) -> None:
-        self.target = np.frombuffer(mmap.mmap(-1, LENGTH), dtype=np.uint8)
-        self.source = np.frombuffer(mmap.mmap(-1, LENGTH), dtype=np.uint8)
-        self.target[:], self.source[:] = 1, 2
+        self.target = private_memory(LENGTH, huge=False)
+        self.source = private_memory(LENGTH, huge=True)
 
 
 class Blocks:

@@ -87,7 +87,19 @@ TEST(AddressRange, HugePageAdviceStaysInsideTheRange) {
   const Pages pages(3);
   std::memset(pages.page(0), 5, pages.length());
   advise_huge_pages(pages.page(0), pages.length());  // too small for any: nothing may happen
+  collapse_into_huge_pages(pages.page(0), pages.length(), milliseconds(100));
   EXPECT_EQ(*pages.page(2), std::byte{5});
+}
+
+TEST(AddressRange, CollapsingKeepsTheContents) {
+  const Pages pages(2048);
+  for (std::size_t i = 0; i < 2048; ++i) std::memset(pages.page(i), static_cast<int>(i % 251), kPage);
+  advise_huge_pages(pages.page(0), pages.length());
+  collapse_into_huge_pages(pages.page(0), pages.length(), milliseconds(2000));
+  for (std::size_t i = 0; i < 2048; ++i) {
+    ASSERT_EQ(pages.page(i)[0], static_cast<std::byte>(i % 251)) << i;
+    ASSERT_EQ(pages.page(i)[kPage - 1], static_cast<std::byte>(i % 251)) << i;
+  }
 }
 
 TEST(Arena, IsZeroedAndSharedByDescriptor) {

@@ -14,6 +14,23 @@
 namespace kvferry {
 namespace {
 
+constexpr std::uint64_t kHugePageBytes = 2u << 20;
+constexpr std::uint64_t kCollapseStepBytes = 16u << 20;  // how much is done between two looks at the clock
+constexpr int kMadviseCollapse = 25;                     // MADV_COLLAPSE; older C libraries do not name it
+
+struct HugeRange {  // whole huge pages
+  std::uint64_t first = 0;
+  std::uint64_t last = 0;
+};
+
+HugeRange huge_range(const void* data, std::uint64_t length) {
+  const auto begin = reinterpret_cast<std::uint64_t>(data);
+  return {(begin + kHugePageBytes - 1) / kHugePageBytes * kHugePageBytes,
+          (begin + length) / kHugePageBytes * kHugePageBytes};
+}
+
+void* at(std::uint64_t address) { return reinterpret_cast<void*>(address); }  // NOLINT: part of the caller's range
+
 struct Mapping {
   std::uint64_t begin = 0;
   std::uint64_t end = 0;
@@ -82,13 +99,20 @@ Status check_mapped(const void* data, std::uint64_t length, bool writable) {
 }
 
 void advise_huge_pages(void* data, std::uint64_t length) {
-  constexpr std::uint64_t kHugePageBytes = 2u << 20;
-  const auto begin = reinterpret_cast<std::uint64_t>(data);
-  const std::uint64_t first = (begin + kHugePageBytes - 1) / kHugePageBytes * kHugePageBytes;
-  const std::uint64_t last = (begin + length) / kHugePageBytes * kHugePageBytes;
-  if (first >= last) return;
+  const HugeRange range = huge_range(data, length);
+  if (range.first >= range.last) return;
   // Refused by kernels without transparent huge pages; then ordinary pages serve as well.
-  [[maybe_unused]] const int ignored = ::madvise(reinterpret_cast<void*>(first), last - first, MADV_HUGEPAGE);
+  [[maybe_unused]] const int ignored = ::madvise(at(range.first), range.last - range.first, MADV_HUGEPAGE);
+}
+
+void collapse_into_huge_pages(void* data, std::uint64_t length, milliseconds budget) {
+  const HugeRange range = huge_range(data, length);
+  const Deadline deadline = Clock::now() + budget;
+  for (std::uint64_t begin = range.first; begin < range.last && Clock::now() < deadline; begin += kCollapseStepBytes) {
+    // Parts that nobody has touched, or that the kernel has no huge page for, stay as they are.
+    [[maybe_unused]] const int ignored =
+        ::madvise(at(begin), std::min(kCollapseStepBytes, range.last - begin), kMadviseCollapse);
+  }
 }
 
 }  // namespace kvferry

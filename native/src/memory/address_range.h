@@ -4,6 +4,7 @@
 #include <cstdint>
 
 #include "kvferry/status.h"
+#include "kvferry/types.h"
 
 namespace kvferry {
 
@@ -13,6 +14,10 @@ Status check_mapped(const void* data, std::uint64_t length, bool writable);
 
 // MADV_HUGEPAGE for the whole huge pages inside the range. Advice only: failures are ignored.
 void advise_huge_pages(void* data, std::uint64_t length);
+
+// Joins the pages that are there already into huge ones, contents kept (MADV_COLLAPSE, Linux 6.1): another process
+// copies from huge pages two to three times as fast. Stops after `budget`; the kernel then goes on by itself, slowly.
+void collapse_into_huge_pages(void* data, std::uint64_t length, milliseconds budget);
 
 // offset + length <= limit, without overflow.
 constexpr bool range_fits(std::uint64_t offset, std::uint64_t length, std::uint64_t limit) {

@@ -9,6 +9,8 @@
 namespace kvferry {
 namespace {
 
+constexpr milliseconds kCollapseBudget{2000};  // registering must not take much longer than that
+
 std::string region_text(RegionKey key) {
   return "region " + std::to_string(key.id) + " generation " + std::to_string(key.generation);
 }
@@ -94,7 +96,10 @@ Result<std::uint32_t> RegionTable::free_slot() {
 
 Result<RegionInfo> RegionTable::add(RegionSource source) {
   KVF_RETURN_IF_ERROR(check_source(source));
-  if (advise_huge_pages_ && source.arena_index == 0) advise_huge_pages(source.data, source.length);
+  if (advise_huge_pages_ && source.arena_index == 0) {
+    advise_huge_pages(source.data, source.length);
+    collapse_into_huge_pages(source.data, source.length, kCollapseBudget);
+  }
 
   auto region = std::make_shared<Region>();
   region->data = static_cast<std::byte*>(source.data);
