@@ -176,6 +176,7 @@ Result<std::shared_ptr<PeerImpl>> EngineImpl::adopt(UniqueFd fd, const Endpoint&
 
 Result<std::shared_ptr<const Plan>> EngineImpl::prepare(const std::shared_ptr<Peer>& peer,
                                                         std::span<const Piece> pieces, Op op) {
+  KVF_RETURN_IF_ERROR(check_open());
   const auto target = std::dynamic_pointer_cast<PeerImpl>(peer);
   if (!target) return {Code::kInvalidArgument, "prepare needs a peer of this engine"};
   KVF_RETURN_IF_ERROR(target->status());
@@ -185,6 +186,7 @@ Result<std::shared_ptr<const Plan>> EngineImpl::prepare(const std::shared_ptr<Pe
 }
 
 Result<std::shared_ptr<Transfer>> EngineImpl::submit(const std::shared_ptr<const Plan>& plan, SubmitOptions options) {
+  KVF_RETURN_IF_ERROR(check_open());
   const auto list = std::dynamic_pointer_cast<const PlanImpl>(plan);
   if (!list) return {Code::kInvalidArgument, "submit needs a plan of this engine"};
   if (options.notify.size() > kMaxMessageBytes) {
@@ -240,6 +242,8 @@ void EngineImpl::close() {
   if (!quiet.ok()) log_event(LogLevel::kError, "close_with_peers_copying", {{"reason", quiet}});
   core_->inbound.close();
   core_->threads.join_all();
+  listener_.close();
+  if (shm_listener_) shm_listener_->close();
 }
 
 }  // namespace kvferry

@@ -49,7 +49,7 @@ class EngineImpl final : public Engine {
 
   const std::shared_ptr<EngineCore> core_;
   const Interrupt stop_;                   // set by close(): ends the listeners and connects under way
-  const Listener listener_;
+  Listener listener_;
   std::optional<Listener> shm_listener_;   // constant once the threads run
   Endpoint advertised_;                    // likewise
 

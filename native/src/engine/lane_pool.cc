@@ -185,13 +185,16 @@ void LanePool::settle(const std::shared_ptr<TransferImpl>& transfer) {
   Status notified;
   // Nobody else knows the transfer any more, so its scheduling state is ours without the mutex.
   if (!transfer->notify().empty() && transfer->ok_locked()) notified = hooks_.notify(*transfer);
-  const std::size_t failed = transfer->settle(notified);
+  const TransferImpl::Outcome outcome = transfer->conclude(notified);
   counters_.add(Counters::kPieces, transfer->plan().pieces());
-  if (!transfer->status().ok()) counters_.add(Counters::kTransfersFailed);
-  if (failed > 0) counters_.add_failed_pieces(transfer->status().code(), failed);
-  std::lock_guard lock(mutex_);
-  stats_.pieces += transfer->plan().pieces();
-  stats_.failed_pieces += failed;
+  if (!outcome.status.ok()) counters_.add(Counters::kTransfersFailed);
+  if (outcome.failed_pieces > 0) counters_.add_failed_pieces(outcome.status.code(), outcome.failed_pieces);
+  {
+    const std::lock_guard lock(mutex_);
+    stats_.pieces += transfer->plan().pieces();
+    stats_.failed_pieces += outcome.failed_pieces;
+  }
+  transfer->publish();
 }
 
 void LanePool::forget_locked(const TransferImpl* transfer) {

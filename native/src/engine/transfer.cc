@@ -94,23 +94,25 @@ Status TransferImpl::summary(std::size_t failed_pieces) const {
                             " pieces failed");
 }
 
-std::size_t TransferImpl::settle(const Status& notify_status) {
+TransferImpl::Outcome TransferImpl::conclude(const Status& notify_status) {
   const std::size_t failed = count_failed_pieces();
   pins_.clear();  // the owner may unregister as soon as the transfer is settled
-  {
-    std::lock_guard lock(mutex_);
-    status_ = summary(failed);
-    if (status_.ok()) status_ = notify_status;
-    for (std::string_view name : transports_) {
-      if (!transport_text_.empty()) transport_text_ += '+';
-      transport_text_ += name;
-    }
-    ended_ = Clock::now();
-    settled_.store(true, std::memory_order_release);
-    if (event_fd_.valid()) eventfd_write(event_fd_.get(), 1);
-    done_.notify_all();
+  const std::lock_guard lock(mutex_);
+  status_ = summary(failed);
+  if (status_.ok()) status_ = notify_status;
+  for (std::string_view name : transports_) {
+    if (!transport_text_.empty()) transport_text_ += '+';
+    transport_text_ += name;
   }
-  return failed;
+  ended_ = Clock::now();
+  return {status_, failed};
+}
+
+void TransferImpl::publish() {
+  const std::lock_guard lock(mutex_);
+  settled_.store(true, std::memory_order_release);
+  if (event_fd_.valid()) eventfd_write(event_fd_.get(), 1);
+  done_.notify_all();
 }
 
 Status TransferImpl::status() const {

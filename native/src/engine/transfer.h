@@ -65,9 +65,14 @@ class TransferImpl final : public Transfer, public std::enable_shared_from_this<
   void drop_pending_locked() { --pending_slices_; }
   bool ok_locked() const { return failures_.empty() && abort_reason_.ok(); }
 
-  // After drained: by exactly one thread. `notify_status` fails the transfer although its bytes were moved.
-  // Returns the number of failed pieces.
-  std::size_t settle(const Status& notify_status);
+  // After drained, by exactly one thread: conclude(), accounting, publish(). `notify_status` fails the transfer although
+  // its bytes were moved.
+  struct Outcome {
+    Status status;
+    std::size_t failed_pieces = 0;
+  };
+  Outcome conclude(const Status& notify_status);
+  void publish();  // settled from here on
 
  private:
   Status summary(std::size_t failed_pieces) const;
@@ -92,7 +97,7 @@ class TransferImpl final : public Transfer, public std::enable_shared_from_this<
   mutable std::mutex mutex_;            // guards what follows; taken after the pool's mutex if both are
   std::condition_variable done_;
   UniqueFd event_fd_;
-  Status status_;                       // these three are written once, before settled_
+  Status status_;                       // written once, before settled_, as are the next two
   std::string transport_text_;
   Clock::time_point ended_;
 };

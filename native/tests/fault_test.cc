@@ -1,0 +1,244 @@
+#include <gtest/gtest.h>
+#include <poll.h>
+
+#include <algorithm>
+#include <array>
+#include <atomic>
+#include <thread>
+
+#include "base/deadline.h"
+#include "base/socket.h"
+#include "engine_fixture.h"
+#include "process_state.h"
+#include "transport/fault/fault_plan.h"
+
+namespace kvferry::testing {
+namespace {
+
+constexpr std::uint64_t kLength = 8u << 20;
+
+struct Faulty {
+  explicit Faulty(const std::string& plan, std::vector<std::string> transports, bool allow_fallback = true) {
+    EngineOptions options = options_for(transports);
+    b = make_engine(options);
+    options.fault_plan = plan;
+    options.allow_fallback = allow_fallback;
+    a = make_engine(options);
+    near = register_buffer(*a, kLength, 1);
+    far = register_buffer(*b, kLength, 2);
+    peer = connect(*a, *b);
+  }
+  std::vector<Piece> pieces() const {
+    std::vector<Piece> out;
+    for (std::uint64_t i = 0; i < kLength / 65536; ++i) {
+      out.push_back({near.region.key.id, far.region.key.id, i * 65536, kLength - (i + 1) * 65536, 65536});
+    }
+    return out;
+  }
+  std::shared_ptr<Transfer> read(milliseconds timeout = milliseconds(10000)) {
+    SubmitOptions options;
+    options.timeout = timeout;
+    auto transfer = start(*a, peer, pieces(), Op::kRead, options);
+    EXPECT_TRUE(transfer.ok()) << transfer.status().to_string();
+    EXPECT_TRUE((*transfer)->wait(kPatience));
+    return *transfer;
+  }
+  std::size_t wrong_bytes() const {
+    std::size_t wrong = 0;
+    for (std::uint64_t i = 0; i < kLength; i += 13) {
+      const std::uint64_t source = kLength - (i / 65536 + 1) * 65536 + i % 65536;
+      wrong += near.bytes[i] != pattern(2, source);
+    }
+    return wrong;
+  }
+  Buffer near, far;
+  std::unique_ptr<Engine> a, b;
+  std::shared_ptr<Peer> peer;
+};
+
+TEST(FaultPlan, Parses) {
+  const auto rules = parse_fault_plan("tcp:cut@3x1;shm:hang;*:delay=20;tcp:corrupt@2");
+  ASSERT_TRUE(rules.ok());
+  ASSERT_EQ(rules->size(), 4u);
+  EXPECT_EQ((*rules)[0], (FaultRule{"tcp", FaultAction::kCut, milliseconds(0), 3, 1}));
+  EXPECT_EQ((*rules)[2], (FaultRule{"*", FaultAction::kDelay, milliseconds(20), 1, UINT64_MAX}));
+  EXPECT_TRUE((*rules)[0].applies("tcp", 3));
+  EXPECT_FALSE((*rules)[0].applies("tcp", 4));
+  EXPECT_FALSE((*rules)[0].applies("shm", 3));
+  for (const char* bad : {"cut", ":cut", "tcp:", "tcp:cut@", "tcp:cut@0", "tcp:cutx-1", "tcp:delay=ms", "tcp:burn"}) {
+    EXPECT_FALSE(parse_fault_plan(bad).ok()) << bad;
+  }
+  EXPECT_TRUE(parse_fault_plan("").ok());
+}
+
+TEST(Fault, ABrokenRailIsReplacedAndItsSliceMovedAgain) {
+  for (const char* plan : {"*:cut@1x1", "*:short@1x1", "*:short@2x2"}) {
+    for (const char* transport : {"tcp", "shm"}) {
+      Faulty pair(plan, {transport}, false);
+      const auto transfer = pair.read();
+      EXPECT_OK(transfer->status());
+      EXPECT_EQ(pair.wrong_bytes(), 0u);
+      EXPECT_EQ(transfer->transport(), transport);
+      EXPECT_GE(pair.peer->stats().retried_slices, 1u) << plan;
+      EXPECT_GE(pair.a->counters()["rail_failures_total"], 1u);
+      EXPECT_EQ(pair.a->counters()["rail_switches_total"], 0u);
+    }
+  }
+}
+
+TEST(Fault, FallsBackToTheNextTransportAndSaysSo) {
+  Faulty pair("shm:cut", {"shm", "tcp"});
+  const auto transfer = pair.read();
+  EXPECT_OK(transfer->status());
+  EXPECT_EQ(pair.wrong_bytes(), 0u);
+  EXPECT_EQ(transfer->transport(), "shm+tcp");
+  EXPECT_EQ(pair.peer->stats().transport, "tcp");
+  EXPECT_NE(pair.peer->transport_note().find("shm not possible: fault: the rail broke"), std::string::npos)
+      << pair.peer->transport_note();
+  EXPECT_EQ(pair.a->counters()["rail_switches_total"], 1u);
+}
+
+TEST(Fault, WithoutLeaveToFallBackItFailsWithTheReason) {
+  Faulty pair("shm:cut", {"shm", "tcp"}, false);
+  const auto transfer = pair.read();
+  EXPECT_EQ(transfer->status().code(), Code::kPeerLost) << transfer->status().to_string();
+  for (const Status& status : transfer->piece_status()) EXPECT_FALSE(status.ok());
+  EXPECT_EQ(pair.a->counters()["tcp_bytes"], 0u);
+  EXPECT_EQ(pair.a->counters()["failed_pieces_total"], kLength / 65536);
+  EXPECT_EQ(pair.a->counters()["failed_pieces_peer_lost_total"], kLength / 65536);
+}
+
+TEST(Fault, ATransportThatWasRefusedComesBack) {
+  Faulty pair("shm:refuse@1x1", {"shm", "tcp"});
+  EXPECT_EQ(pair.read()->transport(), "tcp");
+  EXPECT_NE(pair.peer->transport_note().find("refused"), std::string::npos);
+  ASSERT_TRUE(eventually([&] { return pair.read()->transport() == "shm"; }));
+  EXPECT_EQ(pair.wrong_bytes(), 0u);
+  EXPECT_EQ(pair.peer->stats().transport, "shm");
+}
+
+TEST(Fault, NoTransportAtAllFailsSoon) {
+  Faulty pair("*:refuse", {"shm", "tcp"});
+  const auto begin = Clock::now();
+  const auto transfer = pair.read();
+  EXPECT_EQ(transfer->status().code(), Code::kUnavailable) << transfer->status().to_string();
+  EXPECT_LT(Clock::now() - begin, milliseconds(3000));
+}
+
+TEST(Fault, AHungRailLeavesTimeForAnother) {
+  Faulty pair("tcp:hang@1x1", {"tcp"});
+  const auto transfer = pair.read(milliseconds(9000));
+  EXPECT_OK(transfer->status());
+  EXPECT_EQ(pair.wrong_bytes(), 0u);
+  EXPECT_LT(transfer->seconds(), 6.0);
+}
+
+TEST(Fault, HangsEndAtTheDeadline) {
+  Faulty pair("*:hang", {"shm", "tcp"});
+  const auto transfer = pair.read(milliseconds(400));
+  EXPECT_EQ(transfer->status().code(), Code::kDeadlineExceeded) << transfer->status().to_string();
+  EXPECT_LT(transfer->seconds(), 1.0);
+}
+
+TEST(Fault, WrongBytesAreNotNoticedWithoutAChecksum) {
+  Faulty pair("tcp:corrupt@1x1", {"tcp"});
+  EXPECT_OK(pair.read()->status());
+  EXPECT_EQ(pair.a->counters()["rail_failures_total"], 0u);
+}
+
+TEST(Fault, AsksForWhatThePeerDoesNotOffer) {
+  Buffer near, far;
+  auto b = make_engine(options_for({"tcp"}));
+  EngineOptions options = options_for({"shm", "tcp"});
+  for (const bool fallback : {false, true}) {
+    options.allow_fallback = fallback;
+    auto a = make_engine(options);
+    near = register_buffer(*a, 4096, 1);
+    far = register_buffer(*b, 4096, 2);
+    auto peer = connect(*a, *b);
+    const Status status = run(*a, peer, {{near.region.key.id, far.region.key.id, 0, 0, 4096}}, Op::kRead);
+    EXPECT_EQ(status.code(), fallback ? Code::kOk : Code::kUnsupported) << status.to_string();
+    EXPECT_NE(peer->transport_note().find("does not offer shared memory"), std::string::npos);
+    a->close();
+  }
+}
+
+// Forwards connections to an engine. What the target sends on its `victim`-th connection gets one bit flipped at
+// `offset`; or all connections but the first are cut on demand.
+class Proxy {
+ public:
+  Proxy(Endpoint target, std::size_t victim, std::size_t offset) : target_(std::move(target)), victim_(victim), offset_(offset) {
+    auto stop = Interrupt::create();
+    auto fd = listen_on(*Endpoint::parse("127.0.0.1:0"), 16);
+    stop_.emplace(std::move(stop).value());
+    listener_ = std::move(fd).value();
+    endpoint_ = *local_endpoint(listener_.get());
+    threads_.emplace_back([this] { accept(); });
+  }
+  ~Proxy() {
+    stop_->set();
+    threads_.front().join();
+    for (std::size_t i = 1; i < threads_.size(); ++i) threads_[i].join();
+  }
+  const Endpoint& endpoint() const { return endpoint_; }
+
+ private:
+  void accept() {
+    for (std::size_t number = 1;; ++number) {
+      auto accepted = accept_from(listener_.get(), Wait{deadline_in(kPatience), &*stop_});
+      if (!accepted.ok()) return;
+      auto onward = connect_to(target_, Wait{deadline_in(kPatience), &*stop_});
+      if (!onward.ok()) return;
+      auto client = std::make_shared<UniqueFd>(std::move(accepted->fd));
+      auto server = std::make_shared<UniqueFd>(std::move(onward).value());
+      threads_.emplace_back([this, client, server] { forward(*client, *server, SIZE_MAX); });
+      const std::size_t spoil = number == victim_ ? offset_ : SIZE_MAX;
+      threads_.emplace_back([this, client, server, spoil] { forward(*server, *client, spoil); });
+    }
+  }
+  void forward(const UniqueFd& from, const UniqueFd& to, std::size_t spoil) {
+    std::vector<std::byte> bytes(65536);
+    for (std::size_t seen = 0;;) {
+      if (!wait_for(from.get(), POLLIN, Wait{deadline_in(kPatience), &*stop_}).ok()) break;
+      const ssize_t got = ::read(from.get(), bytes.data(), bytes.size());
+      if (got <= 0) break;
+      const auto count = static_cast<std::size_t>(got);
+      if (spoil >= seen && spoil < seen + count) bytes[spoil - seen] ^= std::byte{1};
+      seen += count;
+      if (!send_all(to.get(), std::span(bytes).first(count), Wait{deadline_in(kPatience), &*stop_}).ok()) break;
+    }
+    shut_down(from.get());
+    shut_down(to.get());
+  }
+
+  const Endpoint target_;
+  const std::size_t victim_, offset_;
+  std::optional<Interrupt> stop_;
+  UniqueFd listener_;
+  Endpoint endpoint_;
+  std::vector<std::thread> threads_;
+};
+
+TEST(Fault, ChecksumsFindBytesThatTheNetworkSpoiled) {
+  EngineOptions options = options_for({"tcp"});
+  options.tcp_streams = 1;
+  options.checksum = true;
+  Buffer near, far;
+  auto b = make_engine(options);
+  far = register_buffer(*b, kLength, 2);
+  Proxy proxy(b->endpoint(), 2, 3u << 20);
+  auto a = make_engine(options);
+  near = register_buffer(*a, kLength, 1);
+  auto peer = a->connect(proxy.endpoint(), b->node_id(), kPatience);
+  ASSERT_TRUE(peer.ok()) << peer.status().to_string();
+  ASSERT_OK(run(*a, *peer, {{near.region.key.id, far.region.key.id, 0, 0, kLength}}, Op::kRead));
+  EXPECT_TRUE(std::equal(near.bytes.begin(), near.bytes.end(), far.bytes.begin()));
+  EXPECT_EQ(a->counters()["rail_failures_total"], 1u);
+  EXPECT_EQ(a->counters()["retried_slices_total"], 1u);
+  EXPECT_NE((*peer)->status().code(), Code::kPeerLost);
+  a->close();
+  b->close();
+}
+
+}  // namespace
+}  // namespace kvferry::testing

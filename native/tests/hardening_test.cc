@@ -1,0 +1,294 @@
+// Peers that are broken, hostile or half dead, spoken to over raw sockets.
+#include <gtest/gtest.h>
+#include <poll.h>
+
+#include <thread>
+
+#include "base/deadline.h"
+#include "base/random.h"
+#include "base/socket.h"
+#include "engine_fixture.h"
+#include "process_state.h"
+#include "transport/greeting.h"
+#include "wire/frame.h"
+
+namespace kvferry::testing {
+namespace {
+
+Wait patience() { return Wait{deadline_in(kPatience)}; }
+
+UniqueFd dial(const Engine& engine) {
+  auto fd = connect_to(engine.endpoint(), patience());
+  EXPECT_TRUE(fd.ok()) << fd.status().to_string();
+  return fd.ok() ? std::move(fd).value() : UniqueFd();
+}
+
+std::uint64_t dropped(const Engine& engine, const std::string& reason) {
+  return engine.counters()["dropped_connections_" + reason + "_total"];
+}
+
+// True once the engine closes its end.
+bool is_closed(const UniqueFd& fd, milliseconds timeout = kPatience) {
+  std::array<std::byte, 4096> bytes;
+  const Wait wait{deadline_in(timeout)};
+  while (wait_for(fd.get(), POLLIN, wait).ok()) {
+    if (::read(fd.get(), bytes.data(), bytes.size()) <= 0) return true;
+  }
+  return false;
+}
+
+// A peer made by hand: it passes the handshakes and then sends what the test wants.
+class RawPeer {
+ public:
+  explicit RawPeer(const Engine& engine) : engine_(engine) {
+    node_.id = NodeId::random();
+    node_.endpoint = "127.0.0.1:1";
+    control_ = open(wire::Purpose::kControl);
+    auto regions = recv_frame(control_.get(), patience());
+    EXPECT_TRUE(regions.ok());
+    if (regions.ok()) regions_ = wire::Regions::decode(regions->body)->regions;
+  }
+  UniqueFd open(wire::Purpose purpose) {
+    UniqueFd fd = dial(engine_);
+    const auto ack = greet(fd.get(), node_, engine_.node_id(), purpose, patience());
+    EXPECT_TRUE(ack.ok()) << ack.status().to_string();
+    return fd;
+  }
+  const UniqueFd& control() const { return control_; }
+  const std::vector<RegionInfo>& regions() const { return regions_; }
+
+ private:
+  const Engine& engine_;
+  LocalNode node_;
+  UniqueFd control_;
+  std::vector<RegionInfo> regions_;
+};
+
+// The engine under test still serves a real peer.
+void expect_working(Engine& engine, const Buffer& far) {
+  Buffer near;
+  auto other = make_engine(options_for({"tcp"}));
+  near = register_buffer(*other, 4096, 9);
+  auto peer = connect(*other, engine);
+  ASSERT_TRUE(peer);
+  EXPECT_OK(run(*other, peer, {{near.region.key.id, far.region.key.id, 0, 0, 4096}}, Op::kRead));
+  EXPECT_EQ(near.bytes[4095], far.bytes[4095]);
+  other->close();
+}
+
+struct Target {
+  explicit Target(EngineOptions options = {}) : engine(make_engine(std::move(options))) {
+    buffer = register_buffer(*engine, 1u << 20, 2);
+  }
+  Buffer buffer;
+  std::unique_ptr<Engine> engine;
+};
+
+TEST(Hardening, DropsGarbage) {
+  Target target;
+  std::vector<std::byte> noise(10u << 10);
+  for (int i = 0; i < 50; ++i) {
+    fill_random(noise);
+    if (i % 2 == 0) std::fill(noise.begin(), noise.end(), std::byte{0xff});
+    UniqueFd fd = dial(*target.engine);
+    (void)send_all(fd.get(), noise, patience());  // the engine may close before all is sent
+    EXPECT_TRUE(is_closed(fd));
+  }
+  EXPECT_TRUE(eventually([&] { return dropped(*target.engine, "malformed_handshake") == 50; }));
+  expect_working(*target.engine, target.buffer);
+}
+
+TEST(Hardening, CutsOffSilentAndSlowPeers) {
+  Target target;
+  std::vector<UniqueFd> silent;
+  for (int i = 0; i < 100; ++i) {
+    silent.push_back(dial(*target.engine));
+    const std::array<std::byte, 3> some{std::byte{'K'}, std::byte{'V'}, std::byte{'F'}};
+    if (i % 2 == 0) ASSERT_OK(send_all(silent.back().get(), some, patience()));
+  }
+  expect_working(*target.engine, target.buffer);
+  for (const UniqueFd& fd : silent) EXPECT_TRUE(is_closed(fd));
+  EXPECT_TRUE(eventually([&] { return dropped(*target.engine, "handshake_timeout") == 100; }));
+  EXPECT_TRUE(eventually([&] { return running_threads() < 10; })) << running_threads();
+}
+
+TEST(Hardening, SurvivesConnectionsCutAtAnyByte) {
+  Target target;
+  wire::Hello hello;
+  hello.self = NodeId::random();
+  hello.endpoint = "127.0.0.1:1";
+  const Bytes frame = encode_frame(FrameType::kHello, 0, hello.encode());
+  const auto cycle = [&](std::size_t i) {
+    UniqueFd fd = dial(*target.engine);
+    if (i % 3 != 0) ASSERT_OK(send_all(fd.get(), std::span(frame).first(i % (frame.size() + 1)), patience()));
+  };
+  for (std::size_t i = 0; i < 50; ++i) cycle(i);
+  const auto at_rest = [&] { return running_threads() <= 4; };
+  ASSERT_TRUE(eventually(at_rest));
+  const std::size_t descriptors = open_descriptors();
+  for (std::size_t i = 0; i < 3000; ++i) cycle(i);
+  EXPECT_TRUE(eventually([&] { return open_descriptors() <= descriptors; })) << open_descriptors() - descriptors;
+  EXPECT_TRUE(eventually(at_rest)) << running_threads();
+  expect_working(*target.engine, target.buffer);
+}
+
+TEST(Hardening, CapsConnections) {
+  EngineOptions options;
+  options.max_connections = 4;
+  Target target(options);
+  std::vector<UniqueFd> held;
+  for (int i = 0; i < 4; ++i) held.push_back(dial(*target.engine));
+  ASSERT_TRUE(eventually([&] { return target.engine->counters()["accepted_connections_total"] == 4; }));
+  EXPECT_TRUE(is_closed(dial(*target.engine)));
+  EXPECT_EQ(dropped(*target.engine, "too_many_connections"), 1u);
+  held.clear();
+  ASSERT_TRUE(eventually([&] { return dropped(*target.engine, "closed_in_handshake") == 4; }));
+  expect_working(*target.engine, target.buffer);
+}
+
+TEST(Hardening, DataConnectionsNeedAControlConnection) {
+  Target target;
+  LocalNode stranger;
+  stranger.id = NodeId::random();
+  UniqueFd fd = dial(*target.engine);
+  ASSERT_TRUE(greet(fd.get(), stranger, {}, wire::Purpose::kTcpData, patience()).ok());
+  EXPECT_TRUE(is_closed(fd));
+  EXPECT_TRUE(eventually([&] { return dropped(*target.engine, "no_control_connection") == 1; }));
+  UniqueFd attach = dial(*target.engine);
+  ASSERT_TRUE(greet(attach.get(), stranger, {}, wire::Purpose::kShmAttach, patience()).ok());
+  EXPECT_TRUE(is_closed(attach)) << "shared memory is not for the TCP listener";
+}
+
+TEST(Hardening, DataConnectionsEndWithTheControlConnection) {
+  Target target;
+  UniqueFd data;
+  {
+    RawPeer peer(*target.engine);
+    data = peer.open(wire::Purpose::kTcpData);
+  }
+  EXPECT_TRUE(is_closed(data));
+  EXPECT_TRUE(eventually([&] { return target.engine->peers().empty() && running_threads() <= 4; }));
+}
+
+TEST(Hardening, MalformedRequestsEndTheDataConnection) {
+  Target target;
+  RawPeer peer(*target.engine);
+  const wire::PieceDescriptor good{peer.regions().at(0).key, 0, 4096};
+  Bytes odd = wire::Read{{good}}.encode();
+  odd.pop_back();
+  Bytes spoiled = encode_frame(FrameType::kRead, 1, wire::Read{{good}}.encode());
+  spoiled.back() ^= std::byte{1};
+  const std::vector<Bytes> frames{
+      encode_frame(FrameType::kRead, 1, odd),
+      encode_frame(FrameType::kHello, 1, {}),
+      encode_frame(FrameType::kPing, 1, {}),
+      encode_frame(FrameType::kRead, 1, wire::Read{{{good.region, 0, UINT64_MAX}}}.encode()),
+      spoiled,
+      Bytes(64, std::byte{0xee}),
+  };
+  for (const Bytes& frame : frames) {
+    UniqueFd data = peer.open(wire::Purpose::kTcpData);
+    ASSERT_OK(send_all(data.get(), frame, patience()));
+    EXPECT_TRUE(is_closed(data));
+  }
+  EXPECT_TRUE(eventually([&] { return dropped(*target.engine, "malformed_request") == frames.size(); }));
+  expect_working(*target.engine, target.buffer);
+}
+
+TEST(Hardening, RefusesWhatARequestMayNotReach) {
+  Target target;
+  const Buffer closed = register_buffer(*target.engine, 4096, 3, 0, "closed");
+  RawPeer peer(*target.engine);
+  UniqueFd data = peer.open(wire::Purpose::kTcpData);
+  const RegionKey key = target.buffer.region.key;
+  const std::uint64_t length = target.buffer.bytes.size();
+  const wire::Read request{{
+      {key, 0, 16},
+      {key, length - 15, 16},
+      {key, UINT64_MAX - 7, 16},
+      {{key.id, key.generation + 1}, 0, 16},
+      {{0, 0}, 0, 16},
+      {{4000000000u, 1}, 0, 16},
+      {closed.region.key, 0, 16},
+      {key, 100, 16},
+  }};
+  ASSERT_OK(send_frame(data.get(), FrameType::kRead, 5, request.encode(), patience()));
+  const auto frame = recv_frame(data.get(), patience());
+  ASSERT_TRUE(frame.ok());
+  ASSERT_EQ(frame->header.type, FrameType::kReadData);
+  const auto reply = wire::ReadData::decode(frame->body);
+  ASSERT_TRUE(reply.ok());
+  const std::vector<Code> expected{Code::kOk,       Code::kOutOfRange, Code::kOutOfRange,       Code::kNotFound,
+                                   Code::kNotFound, Code::kNotFound,   Code::kPermissionDenied, Code::kOk};
+  for (std::size_t i = 0; i < expected.size(); ++i) EXPECT_EQ(reply->results[i].code, expected[i]) << i;
+  EXPECT_EQ(reply->payload_bytes, 32u);
+  std::array<std::byte, 32> payload;
+  ASSERT_OK(recv_exact(data.get(), payload, patience()));
+  EXPECT_EQ(payload[0], pattern(2, 0));
+  EXPECT_EQ(payload[16], pattern(2, 100));
+}
+
+TEST(Hardening, RefusedPiecesOfAWriteAreSkipped) {
+  Target target;
+  RawPeer peer(*target.engine);
+  UniqueFd data = peer.open(wire::Purpose::kTcpData);
+  const RegionKey key = target.buffer.region.key;
+  const wire::Write request{{{{key.id + 1, 1}, 0, 300000}, {key, 10, 3}}, {}};
+  Bytes bytes = encode_frame(FrameType::kWrite, 6, request.encode());
+  bytes.resize(bytes.size() + 300003, std::byte{0x5a});
+  ASSERT_OK(send_all(data.get(), bytes, patience()));
+  const auto frame = recv_frame(data.get(), patience());
+  ASSERT_TRUE(frame.ok());
+  const auto ack = wire::WriteAck::decode(frame->body);
+  ASSERT_TRUE(ack.ok());
+  EXPECT_EQ(ack->results, (std::vector<Code>{Code::kNotFound, Code::kOk}));
+  EXPECT_EQ(target.buffer.bytes[12], std::byte{0x5a});
+  EXPECT_EQ(target.buffer.bytes[13], pattern(2, 13));
+}
+
+TEST(Hardening, CutsOffAStalledRequest) {
+  EngineOptions options;
+  options.transfer_timeout = milliseconds(300);
+  Target target(options);
+  RawPeer peer(*target.engine);
+  UniqueFd half_frame = peer.open(wire::Purpose::kTcpData), no_payload = peer.open(wire::Purpose::kTcpData),
+           not_reading = peer.open(wire::Purpose::kTcpData);
+  const RegionKey key = target.buffer.region.key;
+  ASSERT_OK(send_all(half_frame.get(), Bytes(1, std::byte{'K'}), patience()));
+  ASSERT_OK(send_frame(no_payload.get(), FrameType::kWrite, 1, wire::Write{{{key, 0, 4096}}, {}}.encode(), patience()));
+  const Bytes read = encode_frame(FrameType::kRead, 1, wire::Read{{{key, 0, 1u << 20}}}.encode());
+  for (int i = 0; i < 64; ++i) ASSERT_OK(send_all(not_reading.get(), read, patience()));
+  EXPECT_TRUE(eventually([&] { return dropped(*target.engine, "stalled") == 3; })) << dropped(*target.engine, "stalled");
+  EXPECT_OK(target.engine->unregister(key, kPatience));  // no pin is left behind
+}
+
+TEST(Hardening, MalformedControlFramesLoseThePeer) {
+  Target target;
+  for (const Bytes& frame : {encode_frame(FrameType::kRead, 1, {}), encode_frame(FrameType::kRegions, 1, Bytes(3)),
+                             Bytes(24, std::byte{0x11})}) {
+    RawPeer peer(*target.engine);
+    ASSERT_OK(send_all(peer.control().get(), frame, patience()));
+    EXPECT_TRUE(is_closed(peer.control()));
+  }
+  EXPECT_TRUE(eventually([&] { return dropped(*target.engine, "malformed_control_frame") == 3; }));
+  EXPECT_TRUE(eventually([&] { return target.engine->peers().empty(); }));
+  EXPECT_EQ(target.engine->counters()["lost_peers_total"], 3u);
+}
+
+TEST(Hardening, LosesAPeerThatFloodsOrDoesNotRead) {
+  Target target;
+  RawPeer flood(*target.engine);
+  const Bytes message = encode_frame(FrameType::kMessage, 0, Bytes(1u << 20, std::byte{1}));
+  Status sent;
+  for (int i = 0; i < 70 && sent.ok(); ++i) sent = send_all(flood.control().get(), message, patience());
+  EXPECT_TRUE(eventually([&] { return dropped(*target.engine, "inbox_full") == 1; }));
+  const Bytes request = encode_frame(FrameType::kRegionsRequest, 1, {});
+  RawPeer deaf(*target.engine);
+  sent = {};
+  for (int i = 0; i < 2000000 && sent.ok(); ++i) sent = send_all(deaf.control().get(), request, patience());
+  EXPECT_FALSE(sent.ok()) << "answers to a peer that reads none are bounded";
+  EXPECT_TRUE(eventually([&] { return target.engine->peers().empty(); }));
+}
+
+}  // namespace
+}  // namespace kvferry::testing
