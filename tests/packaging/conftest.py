@@ -24,7 +24,7 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Built:
     with tarfile.open(sdist) as archive:
         archive.extractall(clean, filter="data")
     (source,) = clean.iterdir()
-    run([*build, "--wheel", source], cwd=clean, timeout_s=500.0)
+    run([*build, "--wheel", source], cwd=clean, timeout_s=900.0)
     (wheel,) = folder.glob("kvferry-*.whl")
     return Built(sdist, wheel)
 

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 from release import ROOT, Built, run
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(700)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1100)]
 
 ALLOWED_LIBRARIES = {
     "libc.so.6",
