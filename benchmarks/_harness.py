@@ -8,13 +8,13 @@ import json
 import mmap
 import os
 import platform
-import statistics
 import subprocess
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
@@ -23,7 +23,7 @@ HERE = Path(__file__).resolve().parent
 
 @dataclass(frozen=True)
 class Row:
-    """One comparison: `ours` and `theirs` in `unit` (more is better), medians of the same rounds."""
+    """One comparison: `ours` and `theirs` in `unit` (more is better), from the same rounds."""
 
     bench: str
     case: str
@@ -79,21 +79,43 @@ def pin(core: int) -> None:
     os.sched_setaffinity(0, {cores[core % len(cores)]})
 
 
+class Seconds(NamedTuple):
+    """Per call: by the clock, and of this process's processor time, all threads together."""
+
+    wall: float
+    cpu: float
+
+
 def interleave(
-    sides: Mapping[str, Callable[[], None]], *, rounds: int, minimum_s: float = 0.02
-) -> dict[str, float]:
-    """Median seconds per call of each side; every round runs all sides, in turning order."""
+    sides: Mapping[str, Callable[[], None]], *, rounds: int, minimum_s: float = 0.002
+) -> dict[str, Seconds]:
+    """The lower quartile of `rounds`, in each of which every side has a turn.
+
+    Rounds are short and the quartile is taken instead of the median, since what else runs on a machine only
+    ever adds time, and adds it in lumps: a quarter of the rounds is little disturbed unless it is very busy.
+    """
     repeats = {name: _repeats(call, minimum_s) for name, call in sides.items()}
-    times: dict[str, list[float]] = {name: [] for name in sides}
+    taken: dict[str, list[Seconds]] = {name: [] for name in sides}
     names = list(sides)
     for number in range(rounds):
         turn = number % len(names)
         for name in names[turn:] + names[:turn]:
-            started = time.perf_counter()
-            for _ in range(repeats[name]):
-                sides[name]()
-            times[name].append((time.perf_counter() - started) / repeats[name])
-    return {name: statistics.median(values) for name, values in times.items()}
+            taken[name].append(_time(sides[name], repeats[name]))
+    return {
+        name: Seconds(_quartile([t.wall for t in times]), _quartile([t.cpu for t in times]))
+        for name, times in taken.items()
+    }
+
+
+def _quartile(values: list[float]) -> float:
+    return sorted(values)[len(values) // 4]
+
+
+def _time(call: Callable[[], None], repeats: int) -> Seconds:
+    wall, cpu = time.perf_counter(), time.process_time()
+    for _ in range(repeats):
+        call()
+    return Seconds((time.perf_counter() - wall) / repeats, (time.process_time() - cpu) / repeats)
 
 
 def _repeats(call: Callable[[], None], minimum_s: float) -> int:
