@@ -156,6 +156,16 @@ def to_markdown(rows: Sequence[Row]) -> str:
     return "\n".join(lines)
 
 
+def write_docs(file: Path, name: str, text: str) -> None:
+    """Replace what stands between the two markers `<!-- NAME: begin -->` and `<!-- NAME: end -->`."""
+    begin, end = f"<!-- {name}: begin -->", f"<!-- {name}: end -->"
+    before, _mark, rest = file.read_text().partition(begin)
+    _old, mark, after = rest.partition(end)
+    if not mark:
+        raise ValueError(f"{file} has no markers {begin} ... {end}")
+    file.write_text(f"{before}{begin}\n{text}\n{end}{after}")
+
+
 def write_json(file: Path, rows: Sequence[Row], where: str) -> None:
     """Write the machine-readable result."""
     text = json.dumps({"machine": where, "rows": [row.to_dict() for row in rows]}, indent=1)

@@ -1,7 +1,7 @@
 """Moves blocks between two processes of this host, against memcpy and plain loopback sockets, in the same
 run.
 
-    python benchmarks/transfer.py [--json FILE] [--quick]
+    python benchmarks/transfer.py [--json FILE] [--docs FILE] [--quick]
 
 Both processes are pinned, one core each. Ours and theirs alternate; each figure is the lower quartile of its
 rounds. A case is NUMBER x SIZE scattered blocks per transfer, prepared once. memcpy: one thread, private
@@ -33,6 +33,7 @@ from _harness import (
     private_memory,
     size_name,
     to_markdown,
+    write_docs,
     write_json,
 )
 from kvferry.transfer import Engine, Peer, TransferOptions
@@ -195,6 +196,7 @@ def main() -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write the rows to FILE")
+    parser.add_argument("--docs", type=Path, metavar="FILE", help="also put the table into this page")
     parser.add_argument("--quick", action="store_true", help="three sizes, fewer rounds")
     options = parser.parse_args()
     where = machine()
@@ -202,6 +204,8 @@ def main() -> int:
     print(f"\n{where}\n\n{to_markdown(rows)}")
     if options.json:
         write_json(options.json, rows, where)
+    if options.docs:
+        write_docs(options.docs, "transfer", f"{where}\n\n{to_markdown(rows)}")
     missed = [row for row in rows if row.met is False]
     print(f"\ntargets: {sum(row.met is True for row in rows)} met, {len(missed)} missed")
     return 1 if missed else 0
