@@ -1,5 +1,6 @@
-// A process with one engine, for tests that need a peer of another process: "engine_child LENGTH arena|foreign TRANSPORTS".
-// Fills its region with pattern(7, place), prints "endpoint node_id" and lives until its standard input ends.
+// A process with one engine, for tests that need a peer of another process: "engine_child LENGTH arena|foreign
+// TRANSPORTS". Fills its region with pattern(7, place), prints "endpoint node_id" and lives until its standard input
+// ends.
 #include <unistd.h>
 
 #include <cstdio>
@@ -29,7 +30,9 @@ int main(int argc, char** argv) {
   } else {
     foreign.resize(length);
     memory = foreign;
-    if (!(*engine)->register_memory(memory.data(), length, "child", kRemoteRead | kRemoteWrite, MemoryKind::kHost).ok()) {
+    if (!(*engine)
+             ->register_memory(memory.data(), length, "child", kRemoteRead | kRemoteWrite, MemoryKind::kHost)
+             .ok()) {
       return 1;
     }
   }

@@ -16,14 +16,14 @@ namespace kvferry::testing {
 
 inline constexpr milliseconds kPatience{20000};
 
-#define ASSERT_OK(expr)                                   \
-  do {                                                    \
-    const ::kvferry::Status kvf_test_status_ = (expr);    \
+#define ASSERT_OK(expr)                                                 \
+  do {                                                                  \
+    const ::kvferry::Status kvf_test_status_ = (expr);                  \
     ASSERT_TRUE(kvf_test_status_.ok()) << kvf_test_status_.to_string(); \
   } while (0)
-#define EXPECT_OK(expr)                                   \
-  do {                                                    \
-    const ::kvferry::Status kvf_test_status_ = (expr);    \
+#define EXPECT_OK(expr)                                                 \
+  do {                                                                  \
+    const ::kvferry::Status kvf_test_status_ = (expr);                  \
     EXPECT_TRUE(kvf_test_status_.ok()) << kvf_test_status_.to_string(); \
   } while (0)
 

@@ -167,7 +167,8 @@ TEST(Fault, AsksForWhatThePeerDoesNotOffer) {
 // `offset`; or all connections but the first are cut on demand.
 class Proxy {
  public:
-  Proxy(Endpoint target, std::size_t victim, std::size_t offset) : target_(std::move(target)), victim_(victim), offset_(offset) {
+  Proxy(Endpoint target, std::size_t victim, std::size_t offset)
+      : target_(std::move(target)), victim_(victim), offset_(offset) {
     auto stop = Interrupt::create();
     auto fd = listen_on(*Endpoint::parse("127.0.0.1:0"), 16);
     stop_.emplace(std::move(stop).value());

@@ -258,7 +258,8 @@ TEST(Hardening, CutsOffAStalledRequest) {
   ASSERT_OK(send_frame(no_payload.get(), FrameType::kWrite, 1, wire::Write{{{key, 0, 4096}}, {}}.encode(), patience()));
   const Bytes read = encode_frame(FrameType::kRead, 1, wire::Read{{{key, 0, 1u << 20}}}.encode());
   for (int i = 0; i < 64; ++i) ASSERT_OK(send_all(not_reading.get(), read, patience()));
-  EXPECT_TRUE(eventually([&] { return dropped(*target.engine, "stalled") == 3; })) << dropped(*target.engine, "stalled");
+  EXPECT_TRUE(eventually([&] { return dropped(*target.engine, "stalled") == 3; }))
+      << dropped(*target.engine, "stalled");
   EXPECT_OK(target.engine->unregister(key, kPatience));  // no pin is left behind
 }
 

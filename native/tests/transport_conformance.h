@@ -1,4 +1,5 @@
-// What every transport must do, whoever owns the memory. A *_conformance_test.cc includes this once and instantiates it.
+// What every transport must do, whoever owns the memory. A *_conformance_test.cc includes this once and instantiates
+// it.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -18,8 +19,8 @@ namespace kvferry::testing {
 struct Setup {
   std::string name;
   std::string transport;
-  bool arena = false;       // the owner's memory: allocated by its engine, or foreign
-  std::string fault_plan;   // of the initiator
+  bool arena = false;      // the owner's memory: allocated by its engine, or foreign
+  std::string fault_plan;  // of the initiator
   bool checksum = false;
 };
 
@@ -116,7 +117,8 @@ TEST_P(TransportConformance, MovesScatteredPieces) {
     for (const Piece& p : pieces) {
       for (std::uint64_t i = 0; i < kBlock; i += 97) {
         const std::byte near = local_.bytes[p.local_offset + i], far = remote_[p.remote_offset + i];
-        wrong += near != far || near != (op == Op::kRead ? pattern(2, p.remote_offset + i) : pattern(1, p.local_offset + i));
+        wrong +=
+            near != far || near != (op == Op::kRead ? pattern(2, p.remote_offset + i) : pattern(1, p.local_offset + i));
       }
     }
     EXPECT_EQ(wrong, 0u);
@@ -141,8 +143,8 @@ TEST_P(TransportConformance, RefusesAReplacedRegionAndKeepsTheOthers) {
   std::span<std::byte> memory;
   const RegionInfo doomed = own(65536, 3, "doomed", &memory);
   ASSERT_OK(peer_->refresh(kPatience));
-  const std::vector<Piece> pieces{piece(0, 0, 4096), {local_.region.key.id, doomed.key.id, 8192, 0, 4096},
-                                  piece(16384, 16384, 4096)};
+  const std::vector<Piece> pieces{
+      piece(0, 0, 4096), {local_.region.key.id, doomed.key.id, 8192, 0, 4096}, piece(16384, 16384, 4096)};
   for (const Op op : {Op::kRead, Op::kWrite}) {
     auto plan = near_->prepare(peer_, pieces, op);
     if (op == Op::kRead) {
@@ -279,8 +281,7 @@ TEST_P(TransportConformance, SettlesWhenThePeerCloses) {
   for (const auto& transfer : transfers) {
     ASSERT_TRUE(transfer->wait(milliseconds(10000)));
     const Status status = transfer->status();
-    EXPECT_TRUE(status.ok() || status.code() == Code::kPeerLost || status.code() == Code::kStale)
-        << status.to_string();
+    EXPECT_TRUE(status.ok() || status.code() == Code::kPeerLost || status.code() == Code::kStale) << status.to_string();
   }
   ASSERT_FALSE(peer_->status().ok());
   EXPECT_FALSE(start(*near_, peer_, {piece(0, 0, 1)}, Op::kRead).ok());

@@ -19,25 +19,25 @@
 namespace kvferry {
 
 struct EngineOptions {
-  std::string bind = "127.0.0.1:0";              // port 0: the kernel chooses, endpoint() tells
-  std::string advertise;                         // empty: the bound address; wildcard binds must set it
+  std::string bind = "127.0.0.1:0";                   // port 0: the kernel chooses, endpoint() tells
+  std::string advertise;                              // empty: the bound address; wildcard binds must set it
   std::vector<std::string> transports{"shm", "tcp"};  // best first
-  bool allow_fallback = true;                    // false: only transports[0] may be used
-  std::string cluster_secret;                    // required (>= 16 bytes) when bind is not loopback
-  std::string metadata;                          // opaque, handed to every peer at hello; at most 64 KiB
-  std::uint32_t tcp_streams = 2;                 // data connections per peer
-  std::uint32_t shm_lanes = 1;                   // copying threads per peer
-  std::uint64_t slice_bytes = 4u << 20;          // a transfer is cut into slices of about this size
-  std::uint32_t max_connections = 1024;          // inbound; one more is refused
-  bool checksum = false;                         // CRC32C per piece on tcp
-  bool advise_huge_pages = true;                 // madvise(MADV_HUGEPAGE) on registered anonymous memory
+  bool allow_fallback = true;                         // false: only transports[0] may be used
+  std::string cluster_secret;                         // required (>= 16 bytes) when bind is not loopback
+  std::string metadata;                               // opaque, handed to every peer at hello; at most 64 KiB
+  std::uint32_t tcp_streams = 2;                      // data connections per peer
+  std::uint32_t shm_lanes = 1;                        // copying threads per peer
+  std::uint64_t slice_bytes = 4u << 20;               // a transfer is cut into slices of about this size
+  std::uint32_t max_connections = 1024;               // inbound; one more is refused
+  bool checksum = false;                              // CRC32C per piece on tcp
+  bool advise_huge_pages = true;                      // madvise(MADV_HUGEPAGE) on registered anonymous memory
   milliseconds connect_timeout{5000};
-  milliseconds transfer_timeout{30000};          // default deadline of a transfer
-  milliseconds idle_probe{5000};                 // control connections are pinged when idle; 3 missed = peer lost
-  std::string fault_plan;                        // tests only: see transport/fault/fault_plan.h; empty = off
+  milliseconds transfer_timeout{30000};  // default deadline of a transfer
+  milliseconds idle_probe{5000};         // control connections are pinged when idle; 3 missed = peer lost
+  std::string fault_plan;                // tests only: see transport/fault/fault_plan.h; empty = off
 };
 
-struct Piece {  // one contiguous run to move
+struct Piece {                      // one contiguous run to move
   std::uint32_t local_region = 0;   // id of one of our regions
   std::uint32_t remote_region = 0;  // id of one of the peer's regions
   std::uint64_t local_offset = 0;
@@ -50,7 +50,7 @@ struct PeerStats {
   std::uint64_t bytes_read = 0, bytes_written = 0, pieces = 0, failed_pieces = 0, retried_slices = 0;
 };
 
-struct Message {  // a control message from a peer
+struct Message {           // a control message from a peer
   std::uint64_t peer = 0;  // Peer::handle() of the connection it came by: reply with Engine::send
   std::string body;
 };
@@ -60,8 +60,8 @@ class Plan;      // immutable, may be submitted many times, from any thread
 class Transfer;  // one submission
 
 struct SubmitOptions {
-  std::optional<milliseconds> timeout;   // default EngineOptions::transfer_timeout
-  std::string notify;                    // if not empty: sent to the peer as a message after the data is visible
+  std::optional<milliseconds> timeout;  // default EngineOptions::transfer_timeout
+  std::string notify;                   // if not empty: sent to the peer as a message after the data is visible
 };
 
 class Engine {
@@ -73,10 +73,11 @@ class Engine {
   virtual Endpoint endpoint() const = 0;  // what peers should connect to
 
   // Makes [data, data+length) reachable for peers with `access`. The memory must stay valid until unregister returns.
-  virtual Result<RegionInfo> register_memory(void* data, std::uint64_t length, std::string name,
-                                             std::uint8_t access, MemoryKind kind) = 0;
+  virtual Result<RegionInfo> register_memory(void* data, std::uint64_t length, std::string name, std::uint8_t access,
+                                             MemoryKind kind) = 0;
   // A region of our own in a memfd: peers of this host map it once and copy without system calls.
-  virtual Result<std::pair<RegionInfo, void*>> allocate(std::uint64_t length, std::string name, std::uint8_t access) = 0;
+  virtual Result<std::pair<RegionInfo, void*>> allocate(std::uint64_t length, std::string name,
+                                                        std::uint8_t access) = 0;
   // After it returns no transfer touches the memory any more. kDeadlineExceeded if one is still running then.
   virtual Status unregister(RegionKey key, milliseconds timeout) = 0;
   virtual Status set_metadata(std::string metadata) = 0;
@@ -85,8 +86,8 @@ class Engine {
   virtual Result<std::shared_ptr<Peer>> connect(const Endpoint& endpoint, const NodeId& expected,
                                                 milliseconds timeout) = 0;
   // Checks ranges, access and generations once, sorts and merges contiguous runs. Does not block.
-  virtual Result<std::shared_ptr<const Plan>> prepare(const std::shared_ptr<Peer>& peer,
-                                                      std::span<const Piece> pieces, Op op) = 0;
+  virtual Result<std::shared_ptr<const Plan>> prepare(const std::shared_ptr<Peer>& peer, std::span<const Piece> pieces,
+                                                      Op op) = 0;
   // Never blocks. Local memory belongs to the transfer until it is settled.
   virtual Result<std::shared_ptr<Transfer>> submit(const std::shared_ptr<const Plan>& plan, SubmitOptions options) = 0;
 
@@ -103,14 +104,14 @@ class Engine {
 class Peer {
  public:
   virtual ~Peer() = default;
-  virtual std::uint64_t handle() const = 0;      // unique within the engine
+  virtual std::uint64_t handle() const = 0;  // unique within the engine
   virtual const NodeId& node_id() const = 0;
   virtual Endpoint endpoint() const = 0;
-  virtual std::string metadata() const = 0;      // the peer's, as of hello or the last refresh
+  virtual std::string metadata() const = 0;  // the peer's, as of hello or the last refresh
   virtual std::vector<RegionInfo> regions() const = 0;
   virtual Status refresh(milliseconds timeout) = 0;  // fetch metadata and regions anew
   virtual bool same_host() const = 0;
-  virtual Status status() const = 0;             // OK while alive, else why it was lost
+  virtual Status status() const = 0;  // OK while alive, else why it was lost
   virtual PeerStats stats() const = 0;
   virtual std::string transport_note() const = 0;  // why the transport in use was chosen, e.g. why shm was not possible
   virtual void close() = 0;
@@ -121,21 +122,21 @@ class Plan {
   virtual ~Plan() = default;
   virtual Op op() const = 0;
   virtual std::uint64_t bytes() const = 0;
-  virtual std::size_t pieces() const = 0;        // as given
-  virtual std::size_t runs() const = 0;          // after merging
+  virtual std::size_t pieces() const = 0;  // as given
+  virtual std::size_t runs() const = 0;    // after merging
 };
 
 class Transfer {
  public:
   virtual ~Transfer() = default;
-  virtual bool settled() const = 0;              // no thread touches local memory any more
-  virtual bool wait(milliseconds timeout) = 0;   // true when settled
-  virtual void cancel() = 0;                     // settles soon, unfinished pieces kCancelled
-  virtual Status status() const = 0;             // meaningful once settled: OK iff every piece is OK
+  virtual bool settled() const = 0;                      // no thread touches local memory any more
+  virtual bool wait(milliseconds timeout) = 0;           // true when settled
+  virtual void cancel() = 0;                             // settles soon, unfinished pieces kCancelled
+  virtual Status status() const = 0;                     // meaningful once settled: OK iff every piece is OK
   virtual std::vector<Status> piece_status() const = 0;  // one per piece given to prepare, in that order
-  virtual std::string transport() const = 0;     // "shm", "tcp", or "shm+tcp" when a rail was switched
-  virtual double seconds() const = 0;            // submit to settled
-  virtual int event_fd() = 0;                    // readable once settled; owned by the transfer
+  virtual std::string transport() const = 0;             // "shm", "tcp", or "shm+tcp" when a rail was switched
+  virtual double seconds() const = 0;                    // submit to settled
+  virtual int event_fd() = 0;                            // readable once settled; owned by the transfer
 };
 
 }  // namespace kvferry

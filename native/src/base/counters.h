@@ -16,20 +16,20 @@ namespace kvferry {
 class Counters {
  public:
   enum Id : std::uint8_t {
-    kReadBytes,             // moved by our own READ transfers
-    kWrittenBytes,          // moved by our own WRITE transfers
-    kShmBytes,              // of these, by transport
+    kReadBytes,     // moved by our own READ transfers
+    kWrittenBytes,  // moved by our own WRITE transfers
+    kShmBytes,      // of these, by transport
     kTcpBytes,
-    kServedReadBytes,       // sent to peers that read from us over a socket (shm peers leave no trace here)
-    kServedWrittenBytes,    // received from peers that wrote to us over a socket
+    kServedReadBytes,     // sent to peers that read from us over a socket (shm peers leave no trace here)
+    kServedWrittenBytes,  // received from peers that wrote to us over a socket
     kTransfersSubmitted,
     kTransfersFailed,
-    kPieces,                // settled pieces, good or bad
+    kPieces,  // settled pieces, good or bad
     kFailedPieces,
     kRetriedSlices,
     kRailsOpened,
     kRailFailures,
-    kRailSwitches,          // a peer's traffic moved to another transport
+    kRailSwitches,  // a peer's traffic moved to another transport
     kPeersConnected,
     kPeersLost,
     kConnectionsAccepted,

@@ -23,8 +23,8 @@ class ControlLink {
 
   Result<Frame> receive(Deadline deadline);  // receiving thread only
   bool hung_up();
-  void shut_down();                          // any thread: wakes the receiver and all senders
-  void close();                              // receiving thread only
+  void shut_down();  // any thread: wakes the receiver and all senders
+  void close();      // receiving thread only
 
  private:
   Status acquire_turn(Deadline deadline);

@@ -70,8 +70,8 @@ Status EngineImpl::make_transports() {
   for (const std::string& name : core_->options.transports) {
     std::unique_ptr<Transport> transport;
     if (name == "tcp") {
-      transport = std::make_unique<TcpTransport>(
-          core_->local, TcpOptions{core_->options.tcp_streams, core_->options.checksum});
+      transport =
+          std::make_unique<TcpTransport>(core_->local, TcpOptions{core_->options.tcp_streams, core_->options.checksum});
     } else {
       transport = std::make_unique<ShmTransport>(core_->local, core_->options.shm_lanes);
     }
@@ -104,8 +104,7 @@ Result<RegionInfo> EngineImpl::register_memory(void* data, std::uint64_t length,
   return core_->regions.add({data, length, std::move(name), access, kind, 0, 0});
 }
 
-Result<std::pair<RegionInfo, void*>> EngineImpl::allocate(std::uint64_t length, std::string name,
-                                                          std::uint8_t access) {
+Result<std::pair<RegionInfo, void*>> EngineImpl::allocate(std::uint64_t length, std::string name, std::uint8_t access) {
   KVF_RETURN_IF_ERROR(check_open());
   KVF_ASSIGN_OR_RETURN(Arena arena, Arena::create(length, name, core_->options.advise_huge_pages));
   KVF_ASSIGN_OR_RETURN(const auto placed, core_->arenas.add(std::move(arena), (access & kRemoteWrite) != 0));
@@ -154,8 +153,7 @@ Result<std::shared_ptr<Peer>> EngineImpl::connect(const Endpoint& endpoint, cons
   return known;
 }
 
-Result<std::shared_ptr<PeerImpl>> EngineImpl::adopt(UniqueFd fd, const Endpoint& endpoint,
-                                                    const wire::HelloAck& ack) {
+Result<std::shared_ptr<PeerImpl>> EngineImpl::adopt(UniqueFd fd, const Endpoint& endpoint, const wire::HelloAck& ack) {
   PeerImpl::Identity identity;
   identity.handle = core_->peers.next_handle();
   identity.node_id = ack.self;

@@ -48,15 +48,15 @@ class EngineImpl final : public Engine {
   Result<std::shared_ptr<PeerImpl>> adopt(UniqueFd fd, const Endpoint& endpoint, const wire::HelloAck& ack);
 
   const std::shared_ptr<EngineCore> core_;
-  const Interrupt stop_;                   // set by close(): ends the listeners and connects under way
+  const Interrupt stop_;  // set by close(): ends the listeners and connects under way
   Listener listener_;
-  std::optional<Listener> shm_listener_;   // constant once the threads run
-  Endpoint advertised_;                    // likewise
+  std::optional<Listener> shm_listener_;  // constant once the threads run
+  Endpoint advertised_;                   // likewise
 
-  mutable std::mutex mutex_;               // guards what follows; never held while waiting
+  mutable std::mutex mutex_;  // guards what follows; never held while waiting
   bool closed_ = false;
   std::map<RegionKey, std::uint32_t> arena_of_;  // regions made by allocate()
-  std::mutex close_mutex_;                 // one close() at a time, later ones wait for the first
+  std::mutex close_mutex_;                       // one close() at a time, later ones wait for the first
 };
 
 }  // namespace kvferry

@@ -99,8 +99,7 @@ Result<PeerImpl::Identity> identity_from(EngineCore& core, const wire::Hello& he
   return identity;
 }
 
-Status serve_control(const std::shared_ptr<EngineCore>& core, InboundConnection& connection,
-                     const wire::Hello& hello) {
+Status serve_control(const std::shared_ptr<EngineCore>& core, InboundConnection& connection, const wire::Hello& hello) {
   auto identity = identity_from(*core, hello);
   if (!identity.ok()) {
     send_refusal(connection.fd(), identity.status());

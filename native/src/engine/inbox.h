@@ -18,7 +18,7 @@ class Inbox {
 
   bool push(Message message);  // false: full, the message was not taken
   std::optional<Message> pop(milliseconds timeout);
-  void close();                // wakes all pop(); what is queued can still be taken
+  void close();  // wakes all pop(); what is queued can still be taken
 
  private:
   std::mutex mutex_;

@@ -13,8 +13,8 @@ struct EngineCore;
 
 class Keeper {
  public:
-  void run(EngineCore& core);       // the keeper thread: until stop()
-  void expect(Deadline deadline);   // a transfer with this deadline was submitted; cheap if later than the next tick
+  void run(EngineCore& core);      // the keeper thread: until stop()
+  void expect(Deadline deadline);  // a transfer with this deadline was submitted; cheap if later than the next tick
   void stop();
 
  private:

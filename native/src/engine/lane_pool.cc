@@ -52,7 +52,8 @@ void LanePool::start_lanes_locked() {
   const std::size_t wanted = std::min(selector_.lanes_wanted(), running_.size());
   for (std::size_t lane = 0; lane < wanted && stopped_.ok(); ++lane) {
     if (running_[lane].started) continue;
-    running_[lane].started = hooks_.spawn("kvf-lane-" + std::to_string(lane), [this, lane] { Lane(*this, lane).run(); }).ok();
+    running_[lane].started =
+        hooks_.spawn("kvf-lane-" + std::to_string(lane), [this, lane] { Lane(*this, lane).run(); }).ok();
   }
 }
 
@@ -93,8 +94,8 @@ bool LanePool::wait_for_work(std::size_t lane, Clock::time_point not_before) {
 }
 
 std::uint64_t LanePool::slice_limit_locked(const TransferImpl& transfer) const {
-  const auto lanes = static_cast<std::uint64_t>(std::max<std::ptrdiff_t>(
-      1, std::count(rail_open_.begin(), rail_open_.end(), true)));
+  const auto lanes =
+      static_cast<std::uint64_t>(std::max<std::ptrdiff_t>(1, std::count(rail_open_.begin(), rail_open_.end(), true)));
   if (lanes == 1) return slice_bytes_;
   return std::clamp(transfer.uncut_bytes_locked() / lanes, kMinSliceBytes, slice_bytes_);
 }

@@ -45,9 +45,9 @@ class LanePool {
   friend class Lane;
   struct Running {  // what a lane is doing
     bool started = false;
-    bool idle = false;                    // waits for `wake`
+    bool idle = false;  // waits for `wake`
     std::condition_variable wake;
-    Rail* rail = nullptr;                 // not null only while execute() may be running
+    Rail* rail = nullptr;  // not null only while execute() may be running
     const TransferImpl* transfer = nullptr;
   };
 
@@ -77,13 +77,13 @@ class LanePool {
   const Hooks hooks_;
   RailSelector selector_;
 
-  mutable std::mutex mutex_;  // guards what follows
-  std::deque<std::shared_ptr<TransferImpl>> ready_;     // have something uncut; taken in turn
+  mutable std::mutex mutex_;                         // guards what follows
+  std::deque<std::shared_ptr<TransferImpl>> ready_;  // have something uncut; taken in turn
   std::deque<Slice> retry_;
   std::vector<std::shared_ptr<TransferImpl>> unsettled_;
-  std::vector<Running> running_;                        // by lane
-  std::vector<bool> rail_open_;                         // by lane
-  Status stopped_;                                      // not OK: stop() was called
+  std::vector<Running> running_;  // by lane
+  std::vector<bool> rail_open_;   // by lane
+  Status stopped_;                // not OK: stop() was called
   PeerStats stats_;
 };
 

@@ -45,8 +45,7 @@ void Listener::admit(const std::shared_ptr<EngineCore>& core, UniqueFd fd) const
   auto interrupt = Interrupt::create();
   if (!interrupt.ok()) return core->counters.add_dropped("out_of_descriptors");
   const bool same_host = endpoint_.family() == Endpoint::Family::kUnix;
-  const auto connection =
-      std::make_shared<InboundConnection>(std::move(fd), std::move(interrupt).value(), same_host);
+  const auto connection = std::make_shared<InboundConnection>(std::move(fd), std::move(interrupt).value(), same_host);
   if (!core->inbound.add(connection)) return core->counters.add_dropped("too_many_connections");
   const Status started = core->threads.spawn("kvf-serve", [core, connection] { serve_inbound(core, connection); });
   if (started.ok()) return;

@@ -22,7 +22,8 @@ PeerContext context_of(const EngineCore& core, const PeerImpl::Identity& identit
 LanePool::Hooks hooks_of(PeerImpl* peer, EngineCore* core) {
   return {
       [peer, core](std::string name, std::function<void()> body) {
-        return core->threads.spawn(std::move(name), [self = peer->shared_from_this(), body = std::move(body)] { body(); });
+        return core->threads.spawn(std::move(name),
+                                   [self = peer->shared_from_this(), body = std::move(body)] { body(); });
       },
       [peer](const TransferImpl& transfer) { return peer->send_message(transfer.notify(), transfer.deadline()); },
       [peer] { return peer->confirm_alive(kLossPatience); },
@@ -69,7 +70,8 @@ Status PeerImpl::refresh(milliseconds timeout) {
   KVF_RETURN_IF_ERROR(send(FrameType::kRegionsRequest, request, {}, deadline));
   std::unique_lock lock(mutex_);
   if (!changed_.wait_until(lock, deadline, [&] { return !status_.ok() || answered_ >= request; })) {
-    return {Code::kDeadlineExceeded, name() + " did not send its regions within " + std::to_string(timeout.count()) + " ms"};
+    return {Code::kDeadlineExceeded,
+            name() + " did not send its regions within " + std::to_string(timeout.count()) + " ms"};
   }
   return answered_ >= request ? Status() : status_;
 }
@@ -83,8 +85,7 @@ Status PeerImpl::wait_for_regions(Deadline deadline) {
 }
 
 void PeerImpl::close() {
-  leave("closed by the application",
-        {Code::kCancelled, "the connection to " + name() + " was closed by this side"});
+  leave("closed by the application", {Code::kCancelled, "the connection to " + name() + " was closed by this side"});
 }
 
 void PeerImpl::leave(std::string_view reason, const Status& why) {
@@ -92,7 +93,8 @@ void PeerImpl::leave(std::string_view reason, const Status& why) {
   if (!mark_lost(why)) return;
   bool broken = false;
   // Best effort: the peer also notices the end of the stream.
-  (void)link_.send(FrameType::kGoodbye, 0, wire::Goodbye{std::string(reason)}.encode(), deadline_in(kPingTimeout), &broken);
+  (void)link_.send(FrameType::kGoodbye, 0, wire::Goodbye{std::string(reason)}.encode(), deadline_in(kPingTimeout),
+                   &broken);
   settle_loss(why);
 }
 
@@ -177,8 +179,8 @@ Status PeerImpl::handle_frame(const Frame& frame) {
     case FrameType::kError:
       return status_of_error_frame(frame.body);
     default:
-      return {Code::kProtocolError, "unexpected " + std::string(frame_type_name(frame.header.type)) +
-                                        " on a control connection"};
+      return {Code::kProtocolError,
+              "unexpected " + std::string(frame_type_name(frame.header.type)) + " on a control connection"};
   }
 }
 

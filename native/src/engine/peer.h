@@ -45,13 +45,13 @@ class PeerImpl final : public Peer, public std::enable_shared_from_this<PeerImpl
   void close() override;
 
   // For the engine.
-  void serve();                              // the control thread: until the peer is lost
+  void serve();                                // the control thread: until the peer is lost
   Status wait_for_regions(Deadline deadline);  // until the peer's first REGIONS came
   Status send(FrameType type, std::uint64_t request_id, ByteView body, Deadline deadline);
   Status send_message(std::string_view body, Deadline deadline);
-  void lose(const Status& why);              // first reason stays; settles all transfers; idempotent
+  void lose(const Status& why);                            // first reason stays; settles all transfers; idempotent
   void leave(std::string_view reason, const Status& why);  // lose() of our own accord: the peer is told the reason
-  void keep_alive(Clock::time_point now);    // the keeper's tick: ping if silent, lose if silent for long
+  void keep_alive(Clock::time_point now);                  // the keeper's tick: ping if silent, lose if silent for long
   Status confirm_alive(milliseconds patience);  // OK, or why the peer is lost, waiting a little for that to show
   LanePool& lanes() { return lanes_; }
   const LanePool& lanes() const { return lanes_; }
@@ -71,14 +71,14 @@ class PeerImpl final : public Peer, public std::enable_shared_from_this<PeerImpl
   LanePool lanes_;
 
   mutable std::mutex mutex_;
-  std::condition_variable changed_;           // status_, regions_ or answered_ changed
-  Status status_;                             // all below guarded by mutex_
+  std::condition_variable changed_;  // status_, regions_ or answered_ changed
+  Status status_;                    // all below guarded by mutex_
   std::string metadata_;
-  std::vector<RegionInfo> regions_;           // sorted by id
+  std::vector<RegionInfo> regions_;  // sorted by id
   bool regions_known_ = false;
   std::uint64_t last_request_ = 0;
-  std::uint64_t answered_ = 0;                // the highest request that was answered
-  std::atomic<Clock::rep> last_heard_;        // ticks of Clock
+  std::uint64_t answered_ = 0;          // the highest request that was answered
+  std::atomic<Clock::rep> last_heard_;  // ticks of Clock
   std::atomic<Clock::rep> last_ping_{0};
   std::atomic<int> unanswered_pings_{0};
   std::atomic<bool> said_goodbye_{false};

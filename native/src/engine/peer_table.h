@@ -17,12 +17,12 @@ class PeerImpl;
 class PeerTable {
  public:
   std::uint64_t next_handle() { return ++last_handle_; }
-  bool add(const std::shared_ptr<PeerImpl>& peer);       // false after close()
-  bool remove(std::uint64_t handle);                     // false if it was not there
+  bool add(const std::shared_ptr<PeerImpl>& peer);  // false after close()
+  bool remove(std::uint64_t handle);                // false if it was not there
   std::shared_ptr<PeerImpl> find(std::uint64_t handle) const;
   bool has_node(const NodeId& node) const;
   std::vector<std::shared_ptr<PeerImpl>> list() const;
-  std::vector<std::shared_ptr<PeerImpl>> close();        // no add() succeeds afterwards; returns who was there
+  std::vector<std::shared_ptr<PeerImpl>> close();  // no add() succeeds afterwards; returns who was there
 
  private:
   std::atomic<std::uint64_t> last_handle_{0};

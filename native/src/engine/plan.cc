@@ -145,8 +145,8 @@ void PlanImpl::merge(std::span<const Piece> pieces, const std::vector<RegionKey>
       }
     }
     last_local = local_keys[i];
-    runs_.push_back({local_index(last_local), place, 1, remote_keys[i], piece.local_offset, piece.remote_offset,
-                     piece.length});
+    runs_.push_back(
+        {local_index(last_local), place, 1, remote_keys[i], piece.local_offset, piece.remote_offset, piece.length});
   }
 }
 

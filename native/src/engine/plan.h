@@ -13,7 +13,7 @@ namespace kvferry {
 
 class PeerImpl;
 
-struct PlanRun {  // one contiguous copy; covers pieces order[first_piece, first_piece + piece_count)
+struct PlanRun {                  // one contiguous copy; covers pieces order[first_piece, first_piece + piece_count)
   std::uint32_t local_index = 0;  // into PlanImpl::local_regions()
   std::uint32_t first_piece = 0;
   std::uint32_t piece_count = 0;

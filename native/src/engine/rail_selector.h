@@ -42,7 +42,7 @@ class RailSelector {
     Transport* transport = nullptr;
     std::size_t live_rails = 0;
     unsigned failures_in_a_row = 0;
-    milliseconds backoff{0};                  // 0: not set aside
+    milliseconds backoff{0};  // 0: not set aside
     Clock::time_point blocked_until{};
     Status reason;
   };
@@ -56,8 +56,8 @@ class RailSelector {
   const PeerContext peer_;
   Counters& counters_;
   mutable std::mutex mutex_;
-  std::vector<Rank> ranks_;        // guarded by mutex_
-  std::size_t active_ = kNoRank;   // guarded by mutex_
+  std::vector<Rank> ranks_;       // guarded by mutex_
+  std::size_t active_ = kNoRank;  // guarded by mutex_
 };
 
 }  // namespace kvferry

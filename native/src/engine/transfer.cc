@@ -52,9 +52,8 @@ void TransferImpl::cut_locked(std::uint64_t max_bytes, std::size_t max_runs, Sli
     const std::uint64_t left = run.length - run_offset_;
     const std::uint64_t take = std::min(left, max_bytes - slice->bytes);
     if (take > 0) {
-      slice->add(static_cast<std::uint32_t>(next_run_),
-                 {pins_[run.local_index].data() + run.local_offset + run_offset_, run.remote,
-                  run.remote_offset + run_offset_, take});
+      slice->add(static_cast<std::uint32_t>(next_run_), {pins_[run.local_index].data() + run.local_offset + run_offset_,
+                                                         run.remote, run.remote_offset + run_offset_, take});
     }
     uncut_bytes_ -= take;
     run_offset_ += take;

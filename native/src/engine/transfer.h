@@ -65,8 +65,8 @@ class TransferImpl final : public Transfer, public std::enable_shared_from_this<
   void drop_pending_locked() { --pending_slices_; }
   bool ok_locked() const { return failures_.empty() && abort_reason_.ok(); }
 
-  // After drained, by exactly one thread: conclude(), accounting, publish(). `notify_status` fails the transfer although
-  // its bytes were moved.
+  // After drained, by exactly one thread: conclude(), accounting, publish(). `notify_status` fails the transfer
+  // although its bytes were moved.
   struct Outcome {
     Status status;
     std::size_t failed_pieces = 0;
@@ -85,19 +85,19 @@ class TransferImpl final : public Transfer, public std::enable_shared_from_this<
   const Clock::time_point started_ = Clock::now();
 
   std::atomic<bool> stop_{false};
-  std::size_t next_run_ = 0;            // first run that is not wholly cut; guarded by the pool's mutex, as are those below
-  std::uint64_t run_offset_ = 0;        // what of it is cut already
+  std::size_t next_run_ = 0;      // first run that is not wholly cut; guarded by the pool's mutex, as are those below
+  std::uint64_t run_offset_ = 0;  // what of it is cut already
   std::uint64_t uncut_bytes_ = 0;
-  std::uint32_t pending_slices_ = 0;    // cut and not finished: executing, or waiting for a retry
+  std::uint32_t pending_slices_ = 0;  // cut and not finished: executing, or waiting for a retry
   Status abort_reason_;
   std::vector<std::pair<std::uint32_t, Status>> failures_;  // (run, why); a run may occur more than once
   std::vector<std::string_view> transports_;
 
   std::atomic<bool> settled_{false};
-  mutable std::mutex mutex_;            // guards what follows; taken after the pool's mutex if both are
+  mutable std::mutex mutex_;  // guards what follows; taken after the pool's mutex if both are
   std::condition_variable done_;
   UniqueFd event_fd_;
-  Status status_;                       // written once, before settled_, as are the next two
+  Status status_;  // written once, before settled_, as are the next two
   std::string transport_text_;
   Clock::time_point ended_;
 };

@@ -64,8 +64,7 @@ Result<wire::HelloAck> greet(int fd, const LocalNode& local, const NodeId& expec
   if (!ack.ok()) return ack;
   KVF_RETURN_IF_ERROR(wire::check_hello_ack(*ack, frame->body, hello, hello_body, local.secret));
 
-  const wire::Auth auth{
-      wire::handshake_proof(local.secret, wire::Role::kInitiator, hello_body, frame->body)};
+  const wire::Auth auth{wire::handshake_proof(local.secret, wire::Role::kInitiator, hello_body, frame->body)};
   KVF_RETURN_IF_ERROR(send_frame(fd, FrameType::kAuth, 0, auth.encode(), wait));
   return ack;
 }

@@ -49,8 +49,8 @@ constexpr bool is_final(Code code) {
 struct PeerContext {
   NodeId self;
   NodeId node_id;
-  Endpoint endpoint;        // the peer's listening endpoint
-  std::string shm_name;     // the peer's same-host listener ("unix:@..."), empty if none
+  Endpoint endpoint;     // the peer's listening endpoint
+  std::string shm_name;  // the peer's same-host listener ("unix:@..."), empty if none
   bool same_host = false;
 };
 
@@ -58,7 +58,7 @@ class Transport {
  public:
   virtual ~Transport() = default;
   virtual std::string_view name() const = 0;
-  virtual Status probe() const = 0;  // can this host do it at all? The reason if not.
+  virtual Status probe() const = 0;                // can this host do it at all? The reason if not.
   virtual std::size_t rails_per_peer() const = 0;  // how many rails (one thread each) are worth having
   // One more rail, or why this peer cannot be reached this way. Thread-safe; blocks until `deadline` at most.
   virtual Result<std::unique_ptr<Rail>> open_rail(const PeerContext& peer, Deadline deadline) = 0;

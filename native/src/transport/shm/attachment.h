@@ -1,5 +1,5 @@
-// The copier's side of same-host access: one attach connection, the owner's region directory, its arenas as mapped here.
-// Used by one thread, except fd().
+// The copier's side of same-host access: one attach connection, the owner's region directory, its arenas as mapped
+// here. Used by one thread, except fd().
 #pragma once
 
 #include <sys/types.h>

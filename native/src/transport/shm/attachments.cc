@@ -44,8 +44,7 @@ Status answer_arena_request(int fd, const Frame& frame, const ArenaTable& arenas
 
 class ShmAttachments::Membership {
  public:
-  Membership(ShmAttachments& owner, std::shared_ptr<Attachment> attachment)
-      : owner_(owner) {
+  Membership(ShmAttachments& owner, std::shared_ptr<Attachment> attachment) : owner_(owner) {
     const std::lock_guard lock(owner_.mutex_);
     place_ = owner_.attached_.insert(owner_.attached_.end(), std::move(attachment));
   }
@@ -88,8 +87,7 @@ Status ShmAttachments::quiesce(Deadline deadline) const {
     // Gone from the list means that the peer hung up and its thread here has ended.
     const auto hung_up = [&] {
       const std::lock_guard lock(mutex_);
-      return std::find(attached_.begin(), attached_.end(), attachment) == attached_.end() ||
-             is_hung_up(attachment->fd);
+      return std::find(attached_.begin(), attached_.end(), attachment) == attached_.end() || is_hung_up(attachment->fd);
     };
     KVF_RETURN_IF_ERROR(attachment->lanes.quiesce(deadline, hung_up));
   }

@@ -1,4 +1,5 @@
-// The owner's side of same-host access: peers that are attached, and how to wait until none of them copies. Thread-safe.
+// The owner's side of same-host access: peers that are attached, and how to wait until none of them copies.
+// Thread-safe.
 #pragma once
 
 #include <list>

@@ -26,8 +26,9 @@ class ForeignCopy {
   bool empty() const { return local_.empty(); }
   // `tag` comes back in `failed` if the run could not be copied.
   void add(std::byte* local, std::uint64_t remote_address, std::uint64_t length, std::size_t tag);
-  // Copies all runs added since the last flush. OK: done, except the runs in `failed` (their memory is not mapped there).
-  // kPeerLost (no such process), kUnavailable (the kernel forbids it), kResourceExhausted: `failed` has all not copied.
+  // Copies all runs added since the last flush. OK: done, except the runs in `failed` (their memory is not mapped
+  // there). kPeerLost (no such process), kUnavailable (the kernel forbids it), kResourceExhausted: `failed` has all not
+  // copied.
   Status flush(Op op, std::vector<std::size_t>* failed);
 
   // Eight bytes at `address` of the process. As flush(); kNotFound if nothing is mapped there.

@@ -89,7 +89,8 @@ Status ShmRail::flush(const Job& job) {
   if (foreign_.empty()) return {};
   failed_.clear();
   const Status status = foreign_.flush(job.op, &failed_);
-  const Status why = status.ok() ? Status(Code::kUnavailable, "shm: the owner's memory is not mapped there any more") : status;
+  const Status why =
+      status.ok() ? Status(Code::kUnavailable, "shm: the owner's memory is not mapped there any more") : status;
   for (const std::size_t run : failed_) job.results[run] = why;
   return status;
 }

@@ -38,7 +38,7 @@ class ShmRail final : public Rail {
   Attachment attachment_;
   Interrupt interrupt_;
   ForeignCopy foreign_;
-  std::vector<std::size_t> failed_;   // scratch
+  std::vector<std::size_t> failed_;  // scratch
 };
 
 }  // namespace kvferry

@@ -8,7 +8,8 @@ namespace kvferry {
 
 Status ShmTransport::probe() const {
   if (local_.host.is_nil()) {
-    return {Code::kUnsupported, "/proc does not tell this host's boot id, so peers of the same host are not recognised"};
+    return {Code::kUnsupported,
+            "/proc does not tell this host's boot id, so peers of the same host are not recognised"};
   }
   const std::uint64_t word = 0x6b7666;  // any
   const auto copied = ForeignCopy(::getpid()).peek(reinterpret_cast<std::uint64_t>(&word));

@@ -14,8 +14,8 @@ namespace kvferry {
 struct TcpRequest {  // reused, so that its vectors keep their memory
   std::uint64_t id = 0;
   std::vector<wire::PieceDescriptor> pieces;
-  std::vector<std::byte*> local;        // one per piece
-  std::vector<std::size_t> run;         // one per piece: index into the runs
+  std::vector<std::byte*> local;  // one per piece
+  std::vector<std::size_t> run;   // one per piece: index into the runs
   std::uint64_t payload_bytes = 0;
 
   void clear();

@@ -83,8 +83,8 @@ namespace {
 
 Status piece_error(Code code, const wire::PieceDescriptor& piece) {
   return {code, "refused by the owner: region " + std::to_string(piece.region.id) + " generation " +
-                    std::to_string(piece.region.generation) + ", offset " + std::to_string(piece.offset) +
-                    ", length " + std::to_string(piece.length) + ": " + std::string(code_name(code))};
+                    std::to_string(piece.region.generation) + ", offset " + std::to_string(piece.offset) + ", length " +
+                    std::to_string(piece.length) + ": " + std::string(code_name(code))};
 }
 
 }  // namespace

@@ -38,10 +38,10 @@ class TcpServer {
   const RegionTable& regions_;
   Counters& counters_;
   const milliseconds stall_timeout_;
-  std::vector<RegionTable::Pin> pins_;     // those of the request at hand
-  std::vector<std::byte*> addresses_;      // scratch: one per piece, null where refused
-  std::vector<iovec> segments_;            // scratch
-  std::vector<std::byte> discard_;         // where refused payload goes
+  std::vector<RegionTable::Pin> pins_;  // those of the request at hand
+  std::vector<std::byte*> addresses_;   // scratch: one per piece, null where refused
+  std::vector<iovec> segments_;         // scratch
+  std::vector<std::byte> discard_;      // where refused payload goes
 };
 
 }  // namespace kvferry
