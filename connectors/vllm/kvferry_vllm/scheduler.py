@@ -81,6 +81,11 @@ class SchedulerHalf:
             self._refuse(request, "invalid_params", str(error))
             return
         self._offers[request.request_id] = offer
+        if offer.address.node_ids == tuple(worker.node_id for worker in self._workers):
+            self._give_back(
+                request, "done"
+            )  # from ourselves: what there is of it is in the local prefix cache
+            return
         reason = self._why_not(request, offer)
         if reason is None:
             self._watches.append(Watch(request.request_id, offer.address))

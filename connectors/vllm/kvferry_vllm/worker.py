@@ -73,7 +73,10 @@ class WorkerHalf:
         for load in orders.loads:
             handoff.consumer.submit(load)
         for give_back in orders.give_backs:
-            handoff.consumer.release(give_back.request_id, give_back.address, give_back.reason)
+            if self._engine.node_id in give_back.address.node_ids:
+                handoff.table.release(give_back.address.lease, give_back.reason)
+            else:
+                handoff.consumer.release(give_back.request_id, give_back.address, give_back.reason)
         for request_id in orders.cancels:
             handoff.consumer.cancel(request_id)
 

@@ -25,7 +25,6 @@ from kvferry.errors import (
     KVFerryError,
     PeerLostError,
     StaleError,
-    UnavailableError,
 )
 from kvferry.handoff.control import ControlClient
 from kvferry.handoff.messages import ReleaseReason
@@ -39,6 +38,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+_SETTLE_GRACE_S = 1.0  # beyond the deadline that the transfer engine itself keeps
 _SETTLE_POLL_S = 5.0  # a cancelled transfer settles soon; how often to complain while it has not
 _WARNING_INTERVAL_S = 10.0
 _MIN_CONTROL_S = 0.5  # least time left for giving the lease back
@@ -88,6 +88,7 @@ class _Load:
         self.deadline = deadline
         self.running = False
         self.cancelled = False
+        self.overdue = False  # its transfer had to be cancelled at its deadline
         self.unconfirmed = False  # the peer did not answer in time
         self.transfer: Transfer | None = None
         self.bytes = 0
@@ -287,8 +288,9 @@ class Consumer:
 
         Reporting earlier would let the engine reuse blocks under a copy.
         """
-        if transfer.wait(max(0.0, load.deadline - self._clock())):
+        if transfer.wait(max(0.0, load.deadline - self._clock()) + _SETTLE_GRACE_S):
             return
+        load.overdue = True
         transfer.cancel()
         while not transfer.wait(_SETTLE_POLL_S):
             logger.error(
@@ -323,16 +325,19 @@ class Consumer:
     def _after_failure(self, load: _Load, error: KVFerryError) -> KVFerryError:
         """Back off from a peer that is gone, tell one that is there, and return the error to report."""
         address = load.request.remote.address
+        if load.overdue:
+            error = self._timed_out(load, "loaded")
         if load.cancelled:
             error = CancelledError(f"the request was aborted while it was loaded from {self._name(load)}")
-        elif isinstance(error, PeerLostError | UnavailableError) or load.unconfirmed:
-            target = self._target(address)
-            if self._peers.connected(*target) is not None or isinstance(error, PeerLostError):
-                self._peers.report_failure(*target, error)
+        elif load.unconfirmed or (isinstance(error, PeerLostError) and not self._reachable(address)):
+            self._peers.report_failure(*self._target(address), error)
             return error
         if not isinstance(error, StaleError):
             self._in_background(lambda: self._release(address, "aborted"))
         return error
+
+    def _reachable(self, address: LeaseAddress) -> bool:
+        return self._peers.connected(*self._target(address)) is not None
 
     def _release(self, address: LeaseAddress, reason: ReleaseReason) -> None:
         """Give the lease back at every rank of the prefill engine that is ours to tell."""
@@ -342,6 +347,10 @@ class Consumer:
                 known = self._peers.reach(address.node_ids[rank], endpoint, self._limits.control_timeout_s)
                 self._control.release(known.peer, address.lease, reason, self._limits.control_timeout_s)
             except KVFerryError as error:
+                if isinstance(
+                    error, DeadlineExceededError
+                ):  # it does not answer: spare the next loads the wait
+                    self._peers.report_failure(address.node_ids[rank], endpoint, error)
                 self._count("release_failures")
                 logger.debug(
                     "could not give lease %s back at %s, it runs out by itself: %s",

@@ -22,6 +22,7 @@ MAX_RANKS = 1024
 MAX_BLOCKS = 1 << 20
 MAX_GROUPS = 64
 DIGEST_BYTES = 16
+_NIL_NODE = "0" * 32
 
 NodeIdText = Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{32}$")]
 EndpointText = Annotated[str, msgspec.Meta(min_length=3, max_length=256)]
@@ -159,6 +160,8 @@ def _convert(params: object, shape: type[_Shape]) -> _Shape:
 
 def _check_address(address: LeaseAddress) -> None:
     parse_lease_id(address.lease)
+    if _NIL_NODE in address.node_ids:
+        raise InvalidArgumentError("kvferry.node_ids: the nil id, which stands for any node, is not allowed")
     if len(address.node_ids) != len(address.endpoints):
         raise InvalidArgumentError(
             f"kv_transfer_params: {len(address.node_ids)} node_ids but {len(address.endpoints)} endpoints"

@@ -313,3 +313,46 @@ def test_close_cancels_everything_and_refuses_new_loads(world):
         ("d1", CancelledError),
         ("d2", CancelledError),
     ]
+
+
+def test_transfer_cancelled_at_its_deadline_is_a_failed_load_not_a_cancelled_one(world):
+    network, _, prefill, decode = world
+    remote = prefill.finish("p1", (3,))
+    network.hold = True
+    real_submit = decode.engine.submit
+
+    def submit(plan, timeout_s=None, notify=b""):
+        transfer = real_submit(plan, timeout_s, notify)
+        transfer.wait = lambda timeout_s=None: transfer.settled
+        return transfer
+
+    decode.engine.submit = submit
+    result = decode.load("d1", remote, (7,))
+    assert isinstance(result.error, DeadlineExceededError)
+    assert not result.cancelled
+
+
+def test_peer_that_does_not_answer_a_release_is_left_alone(world):
+    _, _, prefill, decode = world
+    decode.load("d0", prefill.finish("p0", (1,)), (1,))
+    unused, wanted = prefill.finish("p1", (3,)), prefill.finish("p2", (4,))
+    prefill.engine.stopped = True
+    decode.consumer.release("d1", unused.address, "rejected")
+    decode.chores.run()
+    assert isinstance(decode.load("d2", wanted, (8,)).error, UnavailableError)
+    assert decode.consumer.take_counts()["release_failures"] == 1
+
+
+def test_broken_rail_of_a_living_peer_gives_the_lease_back_and_keeps_the_connection(world):
+    network, _, prefill, decode = world
+
+    def broken(transfer):
+        raise PeerLostError("the rail broke")
+
+    network.before_transfer = broken
+    assert isinstance(decode.load("d1", prefill.finish("p1", (3,)), (7,)).error, PeerLostError)
+    decode.chores.run()
+    assert prefill.table.take_ended() == {"p1"}
+    network.before_transfer = None
+    assert decode.load("d2", prefill.finish("p2", (4,)), (8,)).error is None
+    assert len(decode.engine.peers()) == 1

@@ -23,7 +23,7 @@ from kvferry.handoff import (
 REMOTE = RemotePrefill(
     address=LeaseAddress(
         lease=LeaseIssuer().issue(),
-        node_ids=("0" * 32, "1" * 32),
+        node_ids=("2" * 32, "1" * 32),
         endpoints=("127.0.0.1:4000", "[::1]:4001"),
         digest="ab" * 16,
         lease_s=12.5,
@@ -72,7 +72,8 @@ def test_unknown_keys_are_left_alone():
         (("kvferry", "lease"), 7),
         (("kvferry", "node_ids"), []),
         (("kvferry", "node_ids"), ["0" * 31]),
-        (("kvferry", "node_ids"), ["0" * 32]),
+        (("kvferry", "node_ids"), ["1" * 32]),
+        (("kvferry", "node_ids"), ["0" * 32, "1" * 32]),
         (("kvferry", "endpoints"), ["a" * 300, "b:1"]),
         (("kvferry", "endpoints"), "127.0.0.1:4000"),
         (("kvferry", "digest"), "x" * 1000),

@@ -9,10 +9,15 @@ from kvferry.layout import check_compatible
 from kvferry_vllm.geometry import build_geometry, layer_memories
 
 
-def build(caches=None, isa="AVX2", tp_rank=0, **parallel):
+def build(caches=None, isa="AVX2", tp_rank=0, layout="OPAQUE", **parallel):
     layers = layer_memories(caches or kv_caches())
     return build_geometry(
-        vllm_config(**parallel), kv_cache_config(), layers, tp_rank=tp_rank, instruction_set=isa
+        vllm_config(**parallel),
+        kv_cache_config(),
+        layers,
+        tp_rank=tp_rank,
+        instruction_set=isa,
+        layout=layout,
     )
 
 
@@ -31,6 +36,10 @@ def test_geometry_of_the_cpu_backend():
 def test_kernels_of_another_instruction_set_do_not_fit():
     with pytest.raises(GeometryMismatchError, match="AVX512"):
         check_compatible(build(), build(isa="AVX512"))
+
+
+def test_a_known_layout_fits_whatever_the_instruction_set():
+    check_compatible(build(layout="HND_KT"), build(layout="HND_KT", isa="AVX512"))
 
 
 def test_ranks_and_sizes():

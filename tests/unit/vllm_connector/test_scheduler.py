@@ -3,6 +3,7 @@ from __future__ import annotations
 import copy
 import json
 import pickle
+import secrets
 
 import pytest
 from hypothesis import given
@@ -12,12 +13,12 @@ from _vllm_shapes import BLOCK, Blocks, Status, request
 from kvferry.handoff import parse_remote_prefill
 from kvferry_vllm.scheduler import EngineFacts, SchedulerHalf, WorkerAddress
 
-NODE, ENDPOINT = "ab" * 16, "127.0.0.1:4321"
+ENDPOINT = "127.0.0.1:4321"
 
 
 def half(*, producer=True, consumer=True) -> SchedulerHalf:
     scheduler = SchedulerHalf(EngineFacts("engine", BLOCK, producer, consumer, 30.0))
-    scheduler.set_workers({0: WorkerAddress(NODE, ENDPOINT)})
+    scheduler.set_workers({0: WorkerAddress(secrets.token_hex(16), ENDPOINT)})
     return scheduler
 
 
@@ -137,6 +138,20 @@ class TestConsumer:
         assert orders.cancels == ("d1",)
         assert not orders.give_backs
         scheduler.loads_ended({"d1"})
+
+    def test_its_own_prefill_is_not_loaded_and_given_back(self):
+        scheduler = half()
+        finished = request(
+            "p1",
+            prompt(70),
+            {"do_remote_decode": True},
+            num_computed_tokens=70,
+            status=Status.FINISHED_LENGTH_CAPPED,
+        )
+        _, params = scheduler.request_finished(finished, [1, 2, 3])
+        asked = arrived(scheduler, 70, params)
+        assert scheduler.matched_tokens(asked, 64) == (0, False)
+        assert [back.reason for back in scheduler.take_orders().give_backs] == ["done"]
 
     def test_longer_prompt_of_the_same_beginning(self):
         scheduler = half()
@@ -276,7 +291,7 @@ class TestProducer:
 
     def test_ranks_are_in_order(self):
         scheduler = half()
-        scheduler.set_workers({1: WorkerAddress("1" * 32, "[::1]:2"), 0: WorkerAddress("0" * 32, "[::1]:1")})
+        scheduler.set_workers({1: WorkerAddress("1" * 32, "[::1]:2"), 0: WorkerAddress("2" * 32, "[::1]:1")})
         _, params = scheduler.request_finished(self.finished(), [4, 5, 6])
         assert params["kvferry"]["endpoints"] == ("[::1]:1", "[::1]:2")
         assert params["tp_size"] == 2

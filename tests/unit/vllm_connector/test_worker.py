@@ -22,7 +22,9 @@ class Engine:
     def __init__(self, network: FakeNetwork, **options: object) -> None:
         self.caches = kv_caches()
         layers = layer_memories(self.caches)
-        geometry = build_geometry(vllm_config(), kv_cache_config(), layers, tp_rank=0, instruction_set="AVX2")
+        geometry = build_geometry(
+            vllm_config(), kv_cache_config(), layers, tp_rank=0, instruction_set="AVX2", layout="OPAQUE"
+        )
         config = load_config(options, environ={})
 
         def make_engine(_options, metadata):
@@ -164,6 +166,14 @@ def test_the_step_is_never_blocked_by_a_silent_peer(engines):
         received += d.step().received
         time.sleep(0.01)
     assert sorted(received) == [f"d{index}" for index in range(8)]
+
+
+def test_an_engines_own_lease_is_given_back_without_a_connection(engines):
+    p, _ = engines
+    asked = request("d1", PROMPT, prefill(p))
+    p.scheduler.on_new_request(asked)
+    assert p.until(lambda ended: ended.sent, timeout_s=1.0).sent == {"p1"}
+    assert p.transfer.peers() == []
 
 
 def test_expired_lease_is_reported_once(network):
