@@ -1,0 +1,200 @@
+"""Real vLLM engines for tests, without HTTP servers: imports vLLM once, then forks one process per engine.
+
+Runs in the interpreter that holds vLLM and KVFerry. The first process reads lines `{"name", "socket", "llm",
+"kv"}` and forks; each child connects to its unix socket and serves the operations below, one JSON line each,
+stepping its engine in between as a server's loop would.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import signal
+import socket
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+ENVIRONMENT = {
+    "HF_HUB_OFFLINE": "1",
+    "VLLM_NO_USAGE_STATS": "1",
+    "VLLM_CPU_KVCACHE_SPACE": "1",
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+    "OMP_NUM_THREADS": "1",
+    "TORCHDYNAMO_DISABLE": "1",  # the first sampling with options would compile for a minute
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+    "VLLM_HOST_IP": "127.0.0.1",
+}
+
+
+class EngineProcess:
+    """One engine and the socket it is driven by."""
+
+    def __init__(self, order: dict[str, Any]) -> None:
+        from vllm import LLM
+        from vllm.config import KVTransferConfig
+
+        options: dict[str, Any] = {
+            "enforce_eager": True,
+            "max_model_len": 2048,
+            "max_num_seqs": 8,
+            "max_num_batched_tokens": 512,  # long prompts are prefilled in chunks
+            "num_gpu_blocks_override": 512,
+            "dtype": "float32",
+            "block_size": 32,
+            "seed": 0,
+            "disable_log_stats": False,
+            **order["llm"],
+        }
+        if order["kv"]:
+            options["kv_transfer_config"] = KVTransferConfig(kv_connector="KVFerryConnector", **order["kv"])
+        self.llm = LLM(**options)
+        self.engine = self.llm.llm_engine
+        self.core = self.engine.engine_core.engine_core
+        self.scheduler = self.core.scheduler
+        self.stepping = True
+        self.longest_step_s = 0.0
+        self.finished: dict[str, Any] = {}
+
+    def serve(self, path: str) -> None:
+        """Answer operations until the socket closes."""
+        with socket.socket(socket.AF_UNIX) as conn:
+            conn.connect(path)
+            reader = conn.makefile("r")
+            conn.sendall(b'{"ready": true}\n')
+            while True:
+                busy = self.stepping and self.scheduler.has_requests()
+                if select.select([conn], [], [], 0.0 if busy else 0.02)[0]:
+                    line = reader.readline()
+                    if not line:
+                        return
+                    order = json.loads(line)
+                    answer = getattr(self, f"do_{order.pop('op')}")(**order)
+                    conn.sendall(json.dumps(answer).encode() + b"\n")
+                elif busy:
+                    self._step()
+
+    def _step(self) -> None:
+        started = time.monotonic()
+        outputs = self.engine.step()
+        self.longest_step_s = max(self.longest_step_s, time.monotonic() - started)
+        for output in outputs:
+            if output.finished:
+                self.finished[output.request_id] = {
+                    "tokens": list(output.outputs[0].token_ids),
+                    "finish": output.outputs[0].finish_reason,
+                    "params": output.kv_transfer_params,
+                    "cached": output.num_cached_tokens,
+                }
+        if not outputs:
+            time.sleep(0.001)
+
+    def do_add(self, id: str, prompt: list[int], max_tokens: int, params: Any) -> None:  # noqa: A002
+        from vllm import SamplingParams
+
+        sampling = SamplingParams(
+            max_tokens=max_tokens,
+            temperature=0,
+            ignore_eos=True,
+            extra_args={"kv_transfer_params": params} if params is not None else None,
+        )
+        self.engine.add_request(id, {"prompt_token_ids": prompt}, sampling)
+
+    def do_abort(self, ids: list[str]) -> None:
+        self.engine.abort_request(ids)
+
+    def do_take(self) -> dict[str, Any]:
+        finished, self.finished = self.finished, {}
+        return finished
+
+    def do_stepping(self, on: bool) -> None:
+        self.stepping = on
+
+    def do_step(self, count: int) -> None:
+        for _ in range(count):
+            self._step()
+
+    def do_forget_prefixes(self) -> bool:
+        return bool(self.scheduler.reset_prefix_cache())
+
+    def do_state(self) -> dict[str, Any]:
+        statuses = [request.status.name for request in self.scheduler.requests.values()]
+        longest, self.longest_step_s = self.longest_step_s, 0.0
+        return {
+            "free": self.scheduler.kv_cache_manager.block_pool.get_num_free_blocks(),
+            "statuses": statuses,
+            "longest_step_s": longest,
+            "policy": self.core.vllm_config.kv_transfer_config
+            and self.core.vllm_config.kv_transfer_config.kv_load_failure_policy,
+            "metrics": self._metrics(),
+        }
+
+    def do_permute_blocks(self) -> None:
+        """From now on loads take the right blocks in the wrong order: what a broken mapping would do."""
+        from kvferry.handoff import consumer
+
+        right = consumer.map_blocks
+
+        def wrong(ours: Any, theirs: Any, local: Any, remote: Any, **options: Any) -> Any:
+            return right(ours, theirs, local, [ids[::-1] for ids in remote], **options)
+
+        consumer.map_blocks = wrong
+
+    def do_trust_everything(self) -> None:
+        """From now on every load counts as good, whatever the transfer engine says."""
+        from kvferry.transfer import Transfer
+
+        Transfer.raise_if_failed = lambda self: None
+
+    def _metrics(self) -> dict[str, float]:
+        from prometheus_client import REGISTRY
+
+        found: dict[str, float] = {}
+        for metric in REGISTRY.collect():
+            for sample in metric.samples:
+                if sample.name.endswith(("_total", "_count")) and sample.name.startswith("vllm:"):
+                    labels = {
+                        key: value
+                        for key, value in sample.labels.items()
+                        if key not in ("engine", "model_name")
+                    }
+                    key = "|".join([sample.name.removeprefix("vllm:"), *labels.values()])
+                    found[key] = found.get(key, 0.0) + sample.value
+        return found
+
+
+def child(order: dict[str, Any]) -> None:
+    with Path(order["log"]).open("ab", buffering=0) as log:
+        os.dup2(log.fileno(), 1)
+        os.dup2(log.fileno(), 2)
+    status = 1
+    try:
+        EngineProcess(order).serve(order["socket"])
+        status = 0
+    finally:
+        sys.stdout.flush()
+        os._exit(status)  # without vLLM's own clean-up, which takes seconds
+
+
+def main() -> None:
+    for name, value in ENVIRONMENT.items():
+        os.environ.setdefault(name, value)
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # killed children are not awaited
+    import vllm.model_executor.models.llama
+    import vllm.v1.engine.llm_engine
+    import vllm.v1.worker.cpu_worker  # noqa: F401
+
+    print(json.dumps({"ready": True}), flush=True)
+    for line in sys.stdin:
+        order = json.loads(line)
+        pid = os.fork()
+        if pid == 0:
+            child(order)
+        print(json.dumps({"pid": pid}), flush=True)
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main()
