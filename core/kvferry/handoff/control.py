@@ -22,7 +22,6 @@ from kvferry.handoff.messages import (
 if TYPE_CHECKING:
     from kvferry.transfer import Engine, Peer
 
-NO_ANSWER = 0  # correlation of a release whose answer nobody waits for
 SEND_TIMEOUT_S = (
     0.2  # a control message is small: no room for it in that time means that the peer does not read
 )
@@ -45,7 +44,7 @@ class ControlClient:
     def __init__(self, engine: Engine, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._engine = engine
         self._clock = clock
-        self._correlations = itertools.count(NO_ANSWER + 1)
+        self._correlations = itertools.count(1)
         self._lock = threading.Lock()
         self._waiters: dict[int, _Waiter] = {}
         self._counts: Counter[str] = Counter()
@@ -78,11 +77,6 @@ class ControlClient:
             with self._lock:
                 del self._waiters[correlation]
 
-    def tell_released(self, peer: Peer, lease_id: str, reason: ReleaseReason) -> None:
-        """Give a lease back without waiting for the answer. Raises what `Engine.send` raises."""
-        body = encode_message(Release(lease_id, NO_ANSWER, reason))
-        self._engine.send(peer, body, timeout_s=SEND_TIMEOUT_S)
-
     def renew(self, peer: Peer, lease_ids: Sequence[str]) -> None:
         """Ask for more time for `lease_ids`. Raises what `Engine.send` raises."""
         for start in range(0, len(lease_ids), MAX_LEASES_PER_RENEW):
@@ -91,8 +85,6 @@ class ControlClient:
 
     def on_released(self, peer_handle: int, message: Released) -> None:
         """Take an answer of the peer; one that nobody waits for is counted and ignored."""
-        if message.correlation == NO_ANSWER:
-            return
         with self._lock:
             waiter = self._waiters.get(message.correlation)
             if waiter is None or waiter.peer_handle != peer_handle or waiter.answered.is_set():

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 POLL_S = 0.1  # how often leases, renewals and deadlines are looked at while no message comes
-CHORE_THREADS = 2
+CHORE_THREADS = 4
 
 
 class ThreadPool:

@@ -90,7 +90,11 @@ def test_decode_engine_killed_in_mid_transfer(lab: Lab) -> None:
 def test_prefill_engine_that_stops_answering(lab: Lab, reference, protocol: str) -> None:
     asked = numbered(20, 100)
     options = {"protocol": protocol, "handoff.control_timeout_s": 2, "handoff.load_timeout_s": 6}
-    with lab.engine("kv_consumer", options=options) as decode, lab.engine("kv_producer") as prefill:
+    short = {"handoff.lease_s": 10}
+    with (
+        lab.engine("kv_consumer", options=options) as decode,
+        lab.engine("kv_producer", options=short) as prefill,
+    ):
         first = numbered(1, 80)
         decode.run(first, 1, prefill.prefill(first))  # so that both are connected
         params = prefill.prefill(asked)
