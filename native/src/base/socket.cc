@@ -231,5 +231,6 @@ Status set_congestion_control(int fd, std::string_view algorithm) {
 }
 
 void shut_down(int fd) { ::shutdown(fd, SHUT_RDWR); }
+void shut_down_sending(int fd) { ::shutdown(fd, SHUT_WR); }
 
 }  // namespace kvferry

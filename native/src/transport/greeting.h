@@ -19,6 +19,9 @@ struct LocalNode {  // what we say of ourselves; fixed once the engine listens
   std::string secret;
 };
 
+// The unix listener of a node: the same for everybody, so that no peer sends us anywhere else.
+std::string shm_name_of(const NodeId& id);
+
 // Initiator. `expected` may be nil. What the acceptor reports comes back as its own code, e.g. kIdentityMismatch.
 Result<wire::HelloAck> greet(int fd, const LocalNode& local, const NodeId& expected, wire::Purpose purpose,
                              const Wait& wait);

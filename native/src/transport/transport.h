@@ -36,7 +36,9 @@ class Rail {
   // Never returns later than `deadline` plus 100 ms; stops early when `cancelled` is set or interrupt() is called.
   virtual Status execute(Op op, std::span<const RunOp> runs, std::span<Status> results, Deadline deadline,
                          const std::atomic<bool>& cancelled) = 0;
-  virtual void interrupt() = 0;  // a running or the next execute() ends soon; the rail may be broken by it
+  // A running execute() ends soon; the rail may be broken by it. Comes after `cancelled` was set, so that an interrupt
+  // that is too late for its execute() may be, and is, ignored by the next.
+  virtual void interrupt() = 0;
 };
 
 // True for errors that another path to the same memory would give again.

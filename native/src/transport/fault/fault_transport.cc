@@ -80,6 +80,7 @@ Status FaultRail::corrupt(Op op, std::span<const RunOp> runs, std::span<Status> 
 
 Status FaultRail::execute(Op op, std::span<const RunOp> runs, std::span<Status> results, Deadline deadline,
                           const std::atomic<bool>& cancelled) {
+  interrupted_ = false;
   const FaultRule* const rule = owner_.rule_for(++owner_.executions_, false);
   if (rule == nullptr || runs.empty()) return inner_->execute(op, runs, results, deadline, cancelled);
   switch (rule->action) {

@@ -1,5 +1,7 @@
 #include "transport/shm/attachment.h"
 
+#include <unistd.h>
+
 #include <string>
 #include <utility>
 #include <vector>
@@ -37,6 +39,10 @@ Result<Attachment> Attachment::open(const LocalNode& local, const NodeId& owner,
                                     Deadline deadline) {
   const Wait wait{deadline};
   KVF_ASSIGN_OR_RETURN(UniqueFd fd, connect_to(shm_name, wait));
+  KVF_ASSIGN_OR_RETURN(const PeerCredentials who, peer_credentials(fd.get()));
+  if (who.uid != ::geteuid()) {
+    return {Code::kPermissionDenied, "the same-host listener is held by uid " + std::to_string(who.uid) + ", not by us"};
+  }
   const auto ack = greet(fd.get(), local, owner, wire::Purpose::kShmAttach, wait);
   if (!ack.ok()) return ack.status();
   KVF_ASSIGN_OR_RETURN(Frame frame, receive(fd.get(), FrameType::kShmAttached, 2, wait));
@@ -44,7 +50,6 @@ Result<Attachment> Attachment::open(const LocalNode& local, const NodeId& owner,
   if (!attached.ok()) return attached.status();
   KVF_ASSIGN_OR_RETURN(RegionDirectoryReader directory, RegionDirectoryReader::open(std::move(frame.fds[0]), owner));
   KVF_ASSIGN_OR_RETURN(CopyLanes lanes, CopyLanes::map(std::move(frame.fds[1])));
-  KVF_ASSIGN_OR_RETURN(const PeerCredentials who, peer_credentials(fd.get()));
   KVF_RETURN_IF_ERROR(check_probe(who.pid, directory));
   return Attachment(std::move(fd), who.pid, std::move(directory), std::move(lanes));
 }
@@ -63,6 +68,8 @@ Result<Arena> Attachment::fetch_arena(const DirectoryEntry& entry, const Wait& w
 Result<std::byte*> Attachment::map_region(const DirectoryEntry& entry, const Wait& wait) {
   auto it = mapped_.find(entry.key);
   if (it == mapped_.end()) {
+    // Those that the owner took back go first: our mapping would keep their memory in use.
+    std::erase_if(mapped_, [&](const auto& mapping) { return !directory_.still_current(mapping.first).ok(); });
     auto arena = fetch_arena(entry, wait);
     if (!arena.ok()) return arena.status().with_context("arena " + std::to_string(entry.arena_index));
     it = mapped_.emplace(entry.key, std::move(arena).value()).first;

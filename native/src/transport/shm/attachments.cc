@@ -16,6 +16,7 @@ namespace kvferry {
 namespace {
 
 constexpr milliseconds kRequestTimeout{5000};
+constexpr milliseconds kLookAgain{100};
 
 // Where the yama module lets only ancestors look into a process, the process itself may widen that. One exception per
 // process is all there is, so with several peers it must name any process; the kernel still asks for the same user.
@@ -66,14 +67,32 @@ Status ShmAttachments::serve(int fd, const Interrupt& interrupt, const RegionDir
   KVF_ASSIGN_OR_RETURN(const UniqueFd directory_fd, reopen_read_only(directory.fd()));
   const std::array<int, 2> fds{directory_fd.get(), lanes.fd()};
   allow_copies_by_peers();
-  const Membership membership(*this, std::make_shared<Attachment>(Attachment{std::move(lanes), fd}));
-  KVF_RETURN_IF_ERROR(send_frame_with_fds(fd, FrameType::kShmAttached, 0, wire::ShmAttached{kMaxAttachLanes}.encode(),
-                                          fds, Wait{deadline_in(kRequestTimeout), &interrupt}));
+  const auto attachment = std::make_shared<Attachment>(Attachment{std::move(lanes), fd});
+  const Membership membership(*this, attachment);
+  Status end = send_frame_with_fds(fd, FrameType::kShmAttached, 0, wire::ShmAttached{kMaxAttachLanes}.encode(), fds,
+                                   Wait{deadline_in(kRequestTimeout), &interrupt});
+  if (end.ok()) end = answer_requests(fd, interrupt, arenas);
+  outlast_copies(*attachment);
+  return end;
+}
+
+Status ShmAttachments::answer_requests(int fd, const Interrupt& interrupt, const ArenaTable& arenas) const {
   for (;;) {
     KVF_RETURN_IF_ERROR(wait_for(fd, POLLIN, Wait{deadline_in(kLongestWait), &interrupt}));
     const Wait wait{deadline_in(kRequestTimeout), &interrupt};
     KVF_ASSIGN_OR_RETURN(const Frame frame, recv_frame(fd, wait));
     KVF_RETURN_IF_ERROR(answer_arena_request(fd, frame, arenas, wait));
+  }
+}
+
+// The peer copies on its own: that we are done with it ends none of its copies. So the attachment stays in the list for
+// quiesce() to see until its lanes are idle. A copier looks at the socket after it made its lane busy, therefore no copy
+// begins in a lane that was seen idle after the end of our stream.
+void ShmAttachments::outlast_copies(const Attachment& attachment) const {
+  shut_down_sending(attachment.fd);
+  std::atomic_thread_fence(std::memory_order_seq_cst);
+  const auto hung_up = [&] { return is_hung_up(attachment.fd); };
+  while (!closed_ && !attachment.lanes.quiesce(deadline_in(kLookAgain), hung_up).ok()) {
   }
 }
 
@@ -84,7 +103,7 @@ std::vector<std::shared_ptr<ShmAttachments::Attachment>> ShmAttachments::snapsho
 
 Status ShmAttachments::quiesce(Deadline deadline) const {
   for (const auto& attachment : snapshot()) {
-    // Gone from the list means that the peer hung up and its thread here has ended.
+    // Gone from the list means that the peer hung up, or was let go and has stopped copying.
     const auto hung_up = [&] {
       const std::lock_guard lock(mutex_);
       return std::find(attached_.begin(), attached_.end(), attachment) == attached_.end() || is_hung_up(attachment->fd);

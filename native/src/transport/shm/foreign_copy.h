@@ -21,7 +21,6 @@ class ForeignCopy {
 
   explicit ForeignCopy(pid_t pid) : pid_(pid) {}
 
-  pid_t pid() const { return pid_; }
   bool full() const { return local_.size() >= kBatchRuns || bytes_ >= kBatchBytes; }
   bool empty() const { return local_.empty(); }
   // `tag` comes back in `failed` if the run could not be copied.
@@ -36,7 +35,6 @@ class ForeignCopy {
 
  private:
   Status error_of(int error) const;
-  void skip(std::size_t runs, std::size_t offset);
   void reset();
 
   const pid_t pid_;

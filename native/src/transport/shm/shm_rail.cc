@@ -16,21 +16,30 @@ Status ShmRail::stop_reason(const Job& job) const {
   return {};
 }
 
+Status ShmRail::check_attached() const {
+  if (!attachment_.hung_up()) return {};
+  return {Code::kPeerLost, "shm: process " + std::to_string(attachment_.pid()) + " detached"};
+}
+
 Status ShmRail::execute(Op op, std::span<const RunOp> runs, std::span<Status> results, Deadline deadline,
                         const std::atomic<bool>& cancelled) {
   std::uint64_t bytes = 0;
   for (const RunOp& run : runs) bytes += run.length;
   const Job job{op, runs, results, deadline, cancelled, bytes >= kStreamFromBytes};
+  interrupt_.clear();  // it was meant for an earlier job, or `cancelled` says the same
   Status status;
   {
-    // While it lives the owner does not take back memory that we are copying.
+    // While it lives the owner does not take back memory that we are copying; if it let go of us before, it does not look.
     const CopyLanes::Scope copying(attachment_.lanes(), 0);
-    status = copy_all(job);
-    verify_regions(job);
+    status = check_attached();
+    if (status.ok()) {
+      status = copy_all(job);
+      verify_regions(job);
+    }
   }
   // A process id says little once its process has ended: the attach socket tells whether it was still the owner.
-  if (attachment_.hung_up()) {
-    status = {Code::kPeerLost, "shm: process " + std::to_string(attachment_.pid()) + " detached"};
+  if (const Status lost = check_attached(); !lost.ok()) {
+    status = lost;
     settle_rest(job, 0, status);
   }
   return status.code() == Code::kCancelled ? Status() : status;  // then the rail is as good as before
@@ -71,8 +80,10 @@ Status ShmRail::copy_run(const Job& job, std::size_t run) {
   }
   const auto base = attachment_.map_region(*entry, Wait{job.deadline, &interrupt_});
   if (!base.ok()) {
-    job.results[run] = base.status();
-    return is_final(base.status().code()) ? Status() : base.status();
+    // An exchange that was cut short leaves a connection that is of no more use; execute() keeps the rail if "cancelled".
+    const bool cut = base.status().code() == Code::kCancelled;
+    job.results[run] = cut ? Status(Code::kUnavailable, base.status().message()) : base.status();
+    return is_final(base.status().code()) ? Status() : job.results[run];
   }
   std::byte* const remote = *base + what.remote_offset;
   std::byte* const to = job.op == Op::kRead ? what.local : remote;

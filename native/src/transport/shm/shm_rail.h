@@ -34,6 +34,7 @@ class ShmRail final : public Rail {
   void verify_regions(const Job& job);
   static void settle_rest(const Job& job, std::size_t first, const Status& why);
   Status stop_reason(const Job& job) const;
+  Status check_attached() const;
 
   Attachment attachment_;
   Interrupt interrupt_;

@@ -19,6 +19,9 @@ Status ShmTransport::probe() const {
 Result<std::unique_ptr<Rail>> ShmTransport::open_rail(const PeerContext& peer, Deadline deadline) {
   if (!peer.same_host) return {Code::kUnsupported, "the peer is on another host or in other namespaces"};
   if (peer.shm_name.empty()) return {Code::kUnsupported, "the peer does not offer shared memory"};
+  if (peer.shm_name != shm_name_of(peer.node_id)) {
+    return {Code::kUnsupported, "the peer names another same-host listener than its own"};
+  }
   KVF_ASSIGN_OR_RETURN(const Endpoint endpoint, Endpoint::parse(peer.shm_name));
   KVF_ASSIGN_OR_RETURN(Attachment attachment, Attachment::open(local_, peer.node_id, endpoint, deadline));
   KVF_ASSIGN_OR_RETURN(Interrupt interrupt, Interrupt::create());

@@ -14,6 +14,7 @@ TcpRail::TcpRail(UniqueFd fd, Interrupt interrupt, Endpoint endpoint, bool check
 Status TcpRail::execute(Op op, std::span<const RunOp> runs, std::span<Status> results, Deadline deadline,
                         const std::atomic<bool>& cancelled) {
   first_unfinished_ = 0;
+  interrupt_.clear();  // it was meant for an earlier job, or `cancelled` says the same
   const Status status = pipeline(op, runs, results, Wait{deadline, &interrupt_}, cancelled);
   if (status.ok()) return {};
   const Status why = status.with_context("tcp to " + endpoint_.to_string());
