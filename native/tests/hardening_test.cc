@@ -132,6 +132,19 @@ TEST(Hardening, SurvivesConnectionsCutAtAnyByte) {
   expect_working(*target.engine, target.buffer);
 }
 
+TEST(Hardening, TakesNoMemoryForBodiesBeforeTheHandshake) {
+  Target target;
+  for (const FrameType type : {FrameType::kMessage, FrameType::kRegions, FrameType::kWrite}) {
+    UniqueFd fd = dial(*target.engine);
+    FrameHeader header;
+    header.type = type;
+    header.body_bytes = static_cast<std::uint32_t>(max_body_bytes(type));
+    ASSERT_OK(send_all(fd.get(), header.encode(), patience()));
+    EXPECT_TRUE(is_closed(fd, milliseconds(2500))) << frame_type_name(type);  // it does not wait for the body
+  }
+  EXPECT_TRUE(eventually([&] { return dropped(*target.engine, "malformed_handshake") == 3; }));
+}
+
 TEST(Hardening, CapsConnections) {
   EngineOptions options;
   options.max_connections = 4;

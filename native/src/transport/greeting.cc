@@ -1,6 +1,7 @@
 #include "transport/greeting.h"
 
 #include "base/deadline.h"
+#include "base/limits.h"
 #include "base/random.h"
 #include "wire/frame.h"
 #include "wire/handshake.h"
@@ -9,6 +10,7 @@ namespace kvferry {
 namespace {
 
 constexpr milliseconds kRefusalTimeout{200};
+constexpr std::size_t kMaxHandshakeBody = kMaxErrorTextBytes + 16;  // ERROR is the longest frame of a handshake
 
 wire::Nonce new_nonce() {
   wire::Nonce nonce;
@@ -18,7 +20,7 @@ wire::Nonce new_nonce() {
 
 // Receives one frame of the wanted type; an ERROR frame becomes its Status.
 Result<Frame> expect(int fd, FrameType wanted, const Wait& wait) {
-  Result<Frame> frame = recv_frame(fd, wait);
+  Result<Frame> frame = recv_frame(fd, wait, kMaxHandshakeBody);
   if (!frame.ok()) return frame;
   if (frame->header.type == FrameType::kError) return status_of_error_frame(frame->body);
   if (frame->header.type != wanted) {
@@ -29,6 +31,8 @@ Result<Frame> expect(int fd, FrameType wanted, const Wait& wait) {
 }
 
 }  // namespace
+
+std::string shm_name_of(const NodeId& id) { return "unix:@kvferry-" + id.to_string(); }
 
 Status status_of_error_frame(ByteView body) {
   Result<wire::Error> error = wire::Error::decode(body);

@@ -128,10 +128,11 @@ Status send_frame(int fd, FrameType type, std::uint64_t request_id, ByteView bod
   return send_vectored(fd, segments, wait);
 }
 
-Result<Frame> recv_frame(int fd, const Wait& wait) {
+Result<Frame> recv_frame(int fd, const Wait& wait, std::size_t max_body) {
   std::array<std::byte, kFrameHeaderBytes> bytes{};
   KVF_RETURN_IF_ERROR(recv_exact(fd, bytes, wait));
   KVF_ASSIGN_OR_RETURN(const FrameHeader header, FrameHeader::decode(bytes));
+  if (header.body_bytes > max_body) return malformed(std::string(frame_type_name(header.type)) + " is too long here");
   return recv_body(fd, header, {}, wait);
 }
 

@@ -66,8 +66,9 @@ Bytes encode_frame(FrameType type, std::uint64_t request_id, ByteView body, std:
 
 Status send_frame(int fd, FrameType type, std::uint64_t request_id, ByteView body, const Wait& wait,
                   std::uint16_t flags = 0);
-// Reads header and body, both checked. Raw payload, where the type has one, is left in the stream.
-Result<Frame> recv_frame(int fd, const Wait& wait);
+// Reads header and body, both checked. Raw payload, where the type has one, is left in the stream. A body above
+// `max_body`, whatever its type allows, is refused before memory is taken for it.
+Result<Frame> recv_frame(int fd, const Wait& wait, std::size_t max_body = kMaxBodyBytes);
 
 Status send_frame_with_fds(int fd, FrameType type, std::uint64_t request_id, ByteView body, std::span<const int> fds,
                            const Wait& wait);
