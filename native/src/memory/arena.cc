@@ -4,6 +4,7 @@
 #include <sys/mman.h>
 #include <sys/stat.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <limits>
 #include <string>
@@ -20,6 +21,19 @@ Result<std::byte*> map_shared(int fd, std::uint64_t length, bool writable) {
   if (data != MAP_FAILED) return static_cast<std::byte*>(data);
   const Code code = errno == EPERM || errno == EACCES ? Code::kPermissionDenied : Code::kResourceExhausted;
   return errno_status(code, "cannot map " + std::to_string(length) + " bytes of shared memory", errno);
+}
+
+// In steps: a signal makes the kernel give up a step and undo it, so with a profiling timer a long one would never end.
+int allocate_pages(int fd, off_t size) {
+  constexpr off_t kStepBytes = 16 << 20;
+  for (off_t offset = 0; offset < size;) {
+    if (::fallocate(fd, 0, offset, std::min(kStepBytes, size - offset)) == 0) {
+      offset += kStepBytes;
+    } else if (errno != EINTR) {
+      return errno;
+    }
+  }
+  return 0;
 }
 
 }  // namespace
@@ -47,11 +61,9 @@ Result<Arena> Arena::create(std::uint64_t length, std::string_view name, bool hu
   KVF_ASSIGN_OR_RETURN(std::byte* const data, map_shared(fd.get(), length, true));
   Arena arena(std::move(fd), data, length);
   if (huge_pages) advise_huge_pages(data, length);  // before the pages are made
-  int allocated = 0;
-  do {
-    allocated = ::fallocate(arena.fd(), 0, 0, size);
-  } while (allocated != 0 && errno == EINTR);
-  if (allocated != 0) return errno_status(Code::kResourceExhausted, what, errno);
+  if (const int error = allocate_pages(arena.fd(), size); error != 0) {
+    return errno_status(Code::kResourceExhausted, what, error);
+  }
   if (::fcntl(arena.fd(), F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW) != 0) {
     return errno_status(Code::kInternal, "cannot seal shared memory", errno);
   }
