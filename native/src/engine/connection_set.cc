@@ -36,9 +36,4 @@ void ConnectionSet::close() {
   for (const Entry& entry : entries_) entry.connection->interrupt().set();
 }
 
-std::size_t ConnectionSet::size() const {
-  std::lock_guard lock(mutex_);
-  return entries_.size();
-}
-
 }  // namespace kvferry

@@ -20,8 +20,8 @@ class InboundConnection {
 
   int fd() const { return fd_.get(); }
   const Interrupt& interrupt() const { return interrupt_; }
-  bool same_host() const { return same_host_; }  // came by the unix listener
-  UniqueFd take_fd() { return std::move(fd_); }  // only by the serving thread, after ConnectionSet::remove()
+  bool same_host() const { return same_host_; }     // came by the unix listener
+  UniqueFd take_fd() { return std::move(fd_); }     // only by the serving thread; the set knows only the interrupt
 
  private:
   UniqueFd fd_;
@@ -38,7 +38,6 @@ class ConnectionSet {
   void remove(const InboundConnection& connection);
   void interrupt_node(const NodeId& node);  // ends the connections of a node
   void close();                             // ends all; no add() succeeds afterwards
-  std::size_t size() const;
 
  private:
   struct Entry {

@@ -46,11 +46,6 @@ Status ControlLink::send(FrameType type, std::uint64_t request_id, ByteView body
 
 Result<Frame> ControlLink::receive(Deadline deadline) { return recv_frame(fd_.get(), Wait{deadline}); }
 
-bool ControlLink::hung_up() {
-  std::lock_guard lock(mutex_);
-  return closed_ || is_hung_up(fd_.get());
-}
-
 void ControlLink::shut_down() {
   std::lock_guard lock(mutex_);
   if (!closed_) kvferry::shut_down(fd_.get());

@@ -22,9 +22,8 @@ class ControlLink {
   Status send(FrameType type, std::uint64_t request_id, ByteView body, Deadline deadline, bool* broken);
 
   Result<Frame> receive(Deadline deadline);  // receiving thread only
-  bool hung_up();
-  void shut_down();  // any thread: wakes the receiver and all senders
-  void close();      // receiving thread only
+  void shut_down();                          // any thread: wakes the receiver and all senders
+  void close();                              // receiving thread only
 
  private:
   Status acquire_turn(Deadline deadline);

@@ -1,5 +1,8 @@
 #include "engine/core.h"
 
+#include <unistd.h>
+
+#include <string>
 #include <utility>
 
 #include "engine/peer.h"
@@ -11,8 +14,15 @@ EngineCore::EngineCore(EngineOptions opts, RegionDirectoryWriter region_director
       directory(std::move(region_directory)),
       regions(&directory, options.advise_huge_pages),
       inbound(options.max_connections),
+      process_(::getpid()),
       metadata_(options.metadata) {
   regions.set_quiesce([this](Deadline deadline) { return attachments.quiesce(deadline); });
+}
+
+Status EngineCore::check_process() const {
+  if (::getpid() == process_) return {};
+  return {Code::kUnsupported, "the engine belongs to process " + std::to_string(process_) +
+                                  ", which forked this one; make an engine here"};
 }
 
 std::string EngineCore::metadata() const {

@@ -1,6 +1,8 @@
 // What all parts of one engine share. Owned by the Engine and by every Peer, so that a Peer may outlive its engine.
 #pragma once
 
+#include <sys/types.h>
+
 #include <memory>
 #include <mutex>
 #include <string>
@@ -29,6 +31,9 @@ struct EngineCore {
   void set_metadata(std::string text);
   std::vector<Transport*> ranked_transports() const;  // best first; only the first unless fallback is allowed
   void forget_peer(const PeerImpl& peer);             // called once by the peer when it is lost
+  // kUnsupported in a child made by fork(): it has none of our threads, its locks may be held for ever, and its sockets
+  // are the parent's, who still talks over them.
+  Status check_process() const;
 
   const EngineOptions options;
   LocalNode local;  // complete before the first thread starts, constant afterwards
@@ -45,6 +50,7 @@ struct EngineCore {
   ThreadGroup threads;  // last: destroyed, and so joined, first
 
  private:
+  const pid_t process_;
   mutable std::mutex metadata_mutex_;
   std::string metadata_;
 };

@@ -57,7 +57,7 @@ Result<std::unique_ptr<EngineImpl>> EngineImpl::start(EngineOptions options) {
 Status EngineImpl::open_shm_listener() {
   const auto& names = core_->options.transports;
   if (std::find(names.begin(), names.end(), "shm") == names.end()) return {};
-  const std::string name = "unix:@kvferry-" + core_->local.id.to_string();
+  const std::string name = shm_name_of(core_->local.id);
   KVF_ASSIGN_OR_RETURN(const Endpoint endpoint, Endpoint::parse(name));
   KVF_ASSIGN_OR_RETURN(Listener listener, Listener::open(endpoint));
   shm_listener_.emplace(std::move(listener));
@@ -94,6 +94,7 @@ Status EngineImpl::start_threads() {
 }
 
 Status EngineImpl::check_open() const {
+  KVF_RETURN_IF_ERROR(core_->check_process());
   const std::lock_guard lock(mutex_);
   return closed_ ? Status(Code::kCancelled, "the engine is closed") : Status();
 }
@@ -120,6 +121,7 @@ Result<std::pair<RegionInfo, void*>> EngineImpl::allocate(std::uint64_t length, 
 }
 
 Status EngineImpl::unregister(RegionKey key, milliseconds timeout) {
+  KVF_RETURN_IF_ERROR(core_->check_process());
   KVF_RETURN_IF_ERROR(core_->regions.remove(key, deadline_in(timeout)));
   const std::lock_guard lock(mutex_);
   const auto arena = arena_of_.find(key);
@@ -176,7 +178,7 @@ Result<std::shared_ptr<const Plan>> EngineImpl::prepare(const std::shared_ptr<Pe
                                                         std::span<const Piece> pieces, Op op) {
   KVF_RETURN_IF_ERROR(check_open());
   const auto target = std::dynamic_pointer_cast<PeerImpl>(peer);
-  if (!target) return {Code::kInvalidArgument, "prepare needs a peer of this engine"};
+  if (!target || !target->belongs_to(*core_)) return {Code::kInvalidArgument, "prepare needs a peer of this engine"};
   KVF_RETURN_IF_ERROR(target->status());
   auto plan = PlanImpl::build(target, core_->regions, target->regions(), pieces, op);
   if (!plan.ok()) return plan.status();
@@ -186,7 +188,8 @@ Result<std::shared_ptr<const Plan>> EngineImpl::prepare(const std::shared_ptr<Pe
 Result<std::shared_ptr<Transfer>> EngineImpl::submit(const std::shared_ptr<const Plan>& plan, SubmitOptions options) {
   KVF_RETURN_IF_ERROR(check_open());
   const auto list = std::dynamic_pointer_cast<const PlanImpl>(plan);
-  if (!list) return {Code::kInvalidArgument, "submit needs a plan of this engine"};
+  // Its regions are named by id: with another engine's plan these would be other memory.
+  if (!list || !list->peer()->belongs_to(*core_)) return {Code::kInvalidArgument, "submit needs a plan of this engine"};
   if (options.notify.size() > kMaxMessageBytes) {
     return {Code::kInvalidArgument, "a notify message has at most " + std::to_string(kMaxMessageBytes) + " bytes"};
   }
@@ -207,12 +210,16 @@ Status EngineImpl::send(std::uint64_t peer_handle, std::string_view body, millis
   if (body.size() > kMaxMessageBytes) {
     return {Code::kInvalidArgument, "a message has at most " + std::to_string(kMaxMessageBytes) + " bytes"};
   }
+  KVF_RETURN_IF_ERROR(core_->check_process());
   const auto peer = core_->peers.find(peer_handle);
   if (!peer) return {Code::kNotFound, "there is no peer " + std::to_string(peer_handle) + "; it may be lost"};
   return peer->send_message(body, deadline_in(timeout));
 }
 
-std::optional<Message> EngineImpl::next_message(milliseconds timeout) { return core_->inbox.pop(timeout); }
+std::optional<Message> EngineImpl::next_message(milliseconds timeout) {
+  if (!core_->check_process().ok()) return std::nullopt;
+  return core_->inbox.pop(timeout);
+}
 
 std::shared_ptr<Peer> EngineImpl::peer(std::uint64_t handle) { return core_->peers.find(handle); }
 
@@ -222,6 +229,7 @@ std::vector<std::shared_ptr<Peer>> EngineImpl::peers() const {
 }
 
 void EngineImpl::close() {
+  if (!core_->check_process().ok()) return;  // nothing here is ours: the threads keep the core alive, so it just stays
   const std::lock_guard closing(close_mutex_);
   {
     const std::lock_guard lock(mutex_);
@@ -238,6 +246,7 @@ void EngineImpl::close() {
   for (const RegionInfo& region : core_->regions.list()) (void)core_->regions.remove(region.key, Clock::now());
   const Status quiet = core_->attachments.quiesce(deadline_in(kCloseQuiesce));
   if (!quiet.ok()) log_event(LogLevel::kError, "close_with_peers_copying", {{"reason", quiet}});
+  core_->attachments.close();
   core_->inbound.close();
   core_->threads.join_all();
   listener_.close();

@@ -15,8 +15,6 @@
 namespace kvferry {
 namespace {
 
-constexpr std::string_view kShmNamePrefix = "unix:@kvferry-";
-
 // "" if the peer simply left: that is not worth a reason.
 std::string_view handshake_drop_reason(Code code) {
   switch (code) {
@@ -93,7 +91,7 @@ Result<PeerImpl::Identity> identity_from(EngineCore& core, const wire::Hello& he
   PeerImpl::Identity identity;
   identity.node_id = hello.self;
   identity.same_host = core.local.host.same_host(hello.host);
-  if (hello.shm_name.starts_with(kShmNamePrefix)) identity.shm_name = hello.shm_name;
+  identity.shm_name = hello.shm_name;
   KVF_ASSIGN_OR_RETURN(identity.endpoint, Endpoint::parse(hello.endpoint));
   identity.handle = core.peers.next_handle();
   return identity;

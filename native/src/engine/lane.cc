@@ -30,11 +30,14 @@ void Lane::run() {
 }
 
 bool Lane::ensure_rail() {
-  if (rail_ && !pool_.selector_.better_than(rank_)) return true;
+  if (rail_ && (Clock::now() < no_probe_before_ || !pool_.selector_.better_than(rank_))) return true;
   const Deadline deadline = deadline_in(rail_ ? kProbeTimeout : pool_.connect_timeout_);
   Result<RailSelector::Opened> opened = pool_.selector_.open(index_, rail_ ? rank_ : RailSelector::kNoRank, deadline);
   if (!opened.ok()) {
-    if (rail_) return true;
+    if (rail_) {
+      no_probe_before_ = deadline_in(kReopenPause);
+      return true;
+    }
     not_before_ = deadline_in(kReopenPause);
     pool_.fail_queued(index_, opened.status());
     return false;

@@ -185,7 +185,10 @@ void LanePool::finish(std::size_t lane, Slice* slice, const Status& rail_status,
 void LanePool::settle(const std::shared_ptr<TransferImpl>& transfer) {
   Status notified;
   // Nobody else knows the transfer any more, so its scheduling state is ours without the mutex.
-  if (!transfer->notify().empty() && transfer->ok_locked()) notified = hooks_.notify(*transfer);
+  // An abort that came when the last bytes were moving fails no piece, but the message is not sent any more.
+  if (!transfer->notify().empty()) {
+    notified = transfer->ok_locked() ? hooks_.notify(*transfer) : transfer->abort_reason_locked();
+  }
   const TransferImpl::Outcome outcome = transfer->conclude(notified);
   counters_.add(Counters::kPieces, transfer->plan().pieces());
   if (!outcome.status.ok()) counters_.add(Counters::kTransfersFailed);
@@ -257,7 +260,9 @@ void LanePool::fail_queued(std::size_t lane, const Status& no_rail) {
   {
     std::lock_guard lock(mutex_);
     for (std::size_t other = 0; other < rail_open_.size(); ++other) {
-      if (other != lane && rail_open_[other]) return;  // that lane will move them
+      if (other == lane || !rail_open_[other]) continue;
+      wake_locked(running_.size());  // that lane will move them, though it may not have been wanted until now
+      return;
     }
     const std::vector<std::shared_ptr<TransferImpl>> all = unsettled_;
     for (const auto& transfer : all) {
@@ -289,11 +294,6 @@ Deadline LanePool::expire(Clock::time_point now) {
   }
   for (const auto& transfer : drained) settle(transfer);
   return nearest;
-}
-
-std::size_t LanePool::unsettled() const {
-  std::lock_guard lock(mutex_);
-  return unsettled_.size();
 }
 
 PeerStats LanePool::stats() const {

@@ -36,7 +36,6 @@ class LanePool {
   void stop(const Status& why);  // aborts all, ends the lanes; enqueue() fails with `why` from now on
   // Aborts transfers whose deadline is past; returns the nearest deadline of the others, or Deadline::max().
   Deadline expire(Clock::time_point now);
-  std::size_t unsettled() const;
 
   PeerStats stats() const;
   std::string note() const { return selector_.note(); }

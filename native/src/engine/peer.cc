@@ -89,6 +89,7 @@ void PeerImpl::close() {
 }
 
 void PeerImpl::leave(std::string_view reason, const Status& why) {
+  if (!core_->check_process().ok()) return;
   // Marked first: the peer hangs up as soon as it has heard, and that must not become the reason.
   if (!mark_lost(why)) return;
   bool broken = false;
@@ -99,6 +100,7 @@ void PeerImpl::leave(std::string_view reason, const Status& why) {
 }
 
 Status PeerImpl::send(FrameType type, std::uint64_t request_id, ByteView body, Deadline deadline) {
+  KVF_RETURN_IF_ERROR(core_->check_process());
   KVF_RETURN_IF_ERROR(status());
   bool broken = false;
   const Status sent = link_.send(type, request_id, body, deadline, &broken);
@@ -194,8 +196,6 @@ Status PeerImpl::push_regions(std::uint64_t request_id) {
 Status PeerImpl::take_regions(std::uint64_t request_id, ByteView body) {
   Result<wire::Regions> regions = wire::Regions::decode(body);
   if (!regions.ok()) return regions.status();
-  std::sort(regions->regions.begin(), regions->regions.end(),
-            [](const RegionInfo& a, const RegionInfo& b) { return a.key < b.key; });
   {
     std::lock_guard lock(mutex_);
     metadata_ = std::move(regions->metadata);

@@ -53,6 +53,7 @@ class PeerImpl final : public Peer, public std::enable_shared_from_this<PeerImpl
   void leave(std::string_view reason, const Status& why);  // lose() of our own accord: the peer is told the reason
   void keep_alive(Clock::time_point now);                  // the keeper's tick: ping if silent, lose if silent for long
   Status confirm_alive(milliseconds patience);  // OK, or why the peer is lost, waiting a little for that to show
+  bool belongs_to(const EngineCore& core) const { return core_.get() == &core; }
   LanePool& lanes() { return lanes_; }
   const LanePool& lanes() const { return lanes_; }
 

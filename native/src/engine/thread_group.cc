@@ -52,9 +52,4 @@ void ThreadGroup::join_all() {
   for (Member& member : all) member.thread.join();
 }
 
-std::size_t ThreadGroup::size() const {
-  std::lock_guard lock(mutex_);
-  return members_.size();
-}
-
 }  // namespace kvferry
