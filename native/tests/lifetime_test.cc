@@ -39,7 +39,8 @@ struct Pair {
   }
   Piece everything() const { return {near_region.key.id, far_region.key.id, 0, 0, kBig}; }
   // Starts to move everything and returns when the first bytes have arrived in `target`.
-  std::shared_ptr<Transfer> start_and_await_first_byte(Op op, std::vector<std::byte>& target, SubmitOptions options = {}) {
+  std::shared_ptr<Transfer> start_and_await_first_byte(Op op, std::vector<std::byte>& target,
+                                                       SubmitOptions options = {}) {
     auto transfer = start(*near, peer, {everything()}, op, std::move(options));
     if (!transfer.ok()) return nullptr;
     const std::byte before = target.front();

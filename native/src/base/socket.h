@@ -79,7 +79,7 @@ Result<PeerCredentials> peer_credentials(int fd);
 
 Status set_no_delay(int fd);
 Status set_congestion_control(int fd, std::string_view algorithm);  // kUnsupported if the kernel lacks it
-void shut_down(int fd);  // both directions; wakes threads that wait on the socket
+void shut_down(int fd);          // both directions; wakes threads that wait on the socket
 void shut_down_sending(int fd);  // the peer sees the end of the stream; is_hung_up() still tells when it closes, too
 
 }  // namespace kvferry

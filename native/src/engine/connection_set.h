@@ -20,8 +20,8 @@ class InboundConnection {
 
   int fd() const { return fd_.get(); }
   const Interrupt& interrupt() const { return interrupt_; }
-  bool same_host() const { return same_host_; }     // came by the unix listener
-  UniqueFd take_fd() { return std::move(fd_); }     // only by the serving thread; the set knows only the interrupt
+  bool same_host() const { return same_host_; }  // came by the unix listener
+  UniqueFd take_fd() { return std::move(fd_); }  // only by the serving thread; the set knows only the interrupt
 
  private:
   UniqueFd fd_;

@@ -21,8 +21,8 @@ EngineCore::EngineCore(EngineOptions opts, RegionDirectoryWriter region_director
 
 Status EngineCore::check_process() const {
   if (::getpid() == process_) return {};
-  return {Code::kUnsupported, "the engine belongs to process " + std::to_string(process_) +
-                                  ", which forked this one; make an engine here"};
+  return {Code::kUnsupported,
+          "the engine belongs to process " + std::to_string(process_) + ", which forked this one; make an engine here"};
 }
 
 std::string EngineCore::metadata() const {

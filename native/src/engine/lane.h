@@ -26,8 +26,8 @@ class Lane {
   const std::size_t index_;
   std::unique_ptr<Rail> rail_;
   std::size_t rank_ = RailSelector::kNoRank;
-  bool failed_before_ = true;         // the next success is news for the selector
-  Clock::time_point not_before_{};    // do not try to open a rail earlier
+  bool failed_before_ = true;            // the next success is news for the selector
+  Clock::time_point not_before_{};       // do not try to open a rail earlier
   Clock::time_point no_probe_before_{};  // nor, with a rail at hand, a better one
 };
 

@@ -22,8 +22,8 @@ class ThreadGroup {
   // `name` has at most 15 characters. kResourceExhausted if the system has no more threads, kCancelled after
   // join_all().
   Status spawn(std::string name, std::function<void()> body);
-  void reap();                 // joins finished threads; does not wait for running ones
-  void join_all();             // no spawn() succeeds afterwards; must not be called by a member thread
+  void reap();      // joins finished threads; does not wait for running ones
+  void join_all();  // no spawn() succeeds afterwards; must not be called by a member thread
 
  private:
   struct Member {

@@ -41,7 +41,8 @@ Result<Attachment> Attachment::open(const LocalNode& local, const NodeId& owner,
   KVF_ASSIGN_OR_RETURN(UniqueFd fd, connect_to(shm_name, wait));
   KVF_ASSIGN_OR_RETURN(const PeerCredentials who, peer_credentials(fd.get()));
   if (who.uid != ::geteuid()) {
-    return {Code::kPermissionDenied, "the same-host listener is held by uid " + std::to_string(who.uid) + ", not by us"};
+    return {Code::kPermissionDenied,
+            "the same-host listener is held by uid " + std::to_string(who.uid) + ", not by us"};
   }
   const auto ack = greet(fd.get(), local, owner, wire::Purpose::kShmAttach, wait);
   if (!ack.ok()) return ack.status();

@@ -86,8 +86,8 @@ Status ShmAttachments::answer_requests(int fd, const Interrupt& interrupt, const
 }
 
 // The peer copies on its own: that we are done with it ends none of its copies. So the attachment stays in the list for
-// quiesce() to see until its lanes are idle. A copier looks at the socket after it made its lane busy, therefore no copy
-// begins in a lane that was seen idle after the end of our stream.
+// quiesce() to see until its lanes are idle. A copier looks at the socket after it made its lane busy, therefore no
+// copy begins in a lane that was seen idle after the end of our stream.
 void ShmAttachments::outlast_copies(const Attachment& attachment) const {
   shut_down_sending(attachment.fd);
   std::atomic_thread_fence(std::memory_order_seq_cst);

@@ -29,7 +29,8 @@ Status ShmRail::execute(Op op, std::span<const RunOp> runs, std::span<Status> re
   interrupt_.clear();  // it was meant for an earlier job, or `cancelled` says the same
   Status status;
   {
-    // While it lives the owner does not take back memory that we are copying; if it let go of us before, it does not look.
+    // While it lives the owner does not take back memory that we are copying; if it let go of us before, it does not
+    // look.
     const CopyLanes::Scope copying(attachment_.lanes(), 0);
     status = check_attached();
     if (status.ok()) {
@@ -80,7 +81,8 @@ Status ShmRail::copy_run(const Job& job, std::size_t run) {
   }
   const auto base = attachment_.map_region(*entry, Wait{job.deadline, &interrupt_});
   if (!base.ok()) {
-    // An exchange that was cut short leaves a connection that is of no more use; execute() keeps the rail if "cancelled".
+    // An exchange that was cut short leaves a connection that is of no more use; execute() keeps the rail if
+    // "cancelled".
     const bool cut = base.status().code() == Code::kCancelled;
     job.results[run] = cut ? Status(Code::kUnavailable, base.status().message()) : base.status();
     return is_final(base.status().code()) ? Status() : job.results[run];
