@@ -17,6 +17,7 @@ from kvferry.handoff import (
     LeaseIssuer,
     LoadRequest,
     RemotePrefill,
+    WarningThrottle,
     build_remote_prefill,
     parse_remote_prefill,
     prompt_digest,
@@ -29,7 +30,6 @@ from kvferry_vllm.metadata import GiveBack, StepOrders, Watch
 logger = logging.getLogger("kvferry.vllm.scheduler")
 
 _HANDED_OFF = "FINISHED_LENGTH_CAPPED"  # a prefill request has max_tokens=1
-_WARNINGS_AT_ONCE = 10  # of one reason; more are only counted
 
 
 class EngineFacts(NamedTuple):
@@ -64,6 +64,7 @@ class SchedulerHalf:
         ] = {}  # local prefix hit of an offer, in tokens, as of the last question
         self._loading: set[str] = set()
         self._counts: Counter[str] = Counter()
+        self._warnings = WarningThrottle()
         self._reset_orders()
 
     def set_workers(self, workers: Mapping[int, WorkerAddress]) -> None:
@@ -193,7 +194,8 @@ class SchedulerHalf:
 
     def _refuse(self, request: Any, reason: str, sentence: str) -> None:
         self._counts[f"refused_{reason}"] += 1
-        level = logging.WARNING if self._counts[f"refused_{reason}"] <= _WARNINGS_AT_ONCE else logging.DEBUG
+        # One warning per reason and interval; the rest is in the counts.
+        level = self._warnings.level(reason)
         logger.log(level, "request %s is prefilled here: %s", request.request_id, sentence)
         if isinstance(request.kv_transfer_params, dict):
             request.kv_transfer_params["do_remote_prefill"] = False

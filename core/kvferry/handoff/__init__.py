@@ -24,6 +24,7 @@ from kvferry.handoff.peers import PeerBook
 from kvferry.handoff.producer import LeaseTable
 from kvferry.handoff.releaser import LeaseReleaser
 from kvferry.handoff.service import HandoffWorker, MessageLoop
+from kvferry.handoff.throttle import WarningThrottle
 
 __all__ = [
     "Consumer",
@@ -39,6 +40,7 @@ __all__ = [
     "MessageLoop",
     "PeerBook",
     "RemotePrefill",
+    "WarningThrottle",
     "build_remote_prefill",
     "parse_lease_address",
     "parse_remote_prefill",

@@ -31,6 +31,7 @@ from kvferry.handoff.messages import ReleaseReason
 from kvferry.handoff.params import LeaseAddress, RemotePrefill
 from kvferry.handoff.peers import KnownPeer, PeerBook
 from kvferry.handoff.renewals import Renewals
+from kvferry.handoff.throttle import WarningThrottle
 from kvferry.layout import KVGeometry, map_blocks
 
 if TYPE_CHECKING:
@@ -40,7 +41,6 @@ logger = logging.getLogger(__name__)
 
 _SETTLE_GRACE_S = 1.0  # beyond the deadline that the transfer engine itself keeps
 _SETTLE_POLL_S = 5.0  # a cancelled transfer settles soon; how often to complain while it has not
-_WARNING_INTERVAL_S = 10.0
 _MIN_CONTROL_S = 0.5  # least time left for giving the lease back
 
 
@@ -138,7 +138,7 @@ class Consumer:
         self._loads: dict[str, _Load] = {}
         self._results: list[LoadResult] = []
         self._counts: Counter[str] = Counter()
-        self._quiet_until: dict[tuple[str, str], float] = {}
+        self._warnings = WarningThrottle(clock=clock)
         self._renewals = Renewals(peers, control, chores, rank=rank, clock=clock)
         self._closed = False
 
@@ -224,9 +224,11 @@ class Consumer:
         except Exception as failure:
             logger.exception("load of request %s failed unexpectedly", load.request.request_id)
             error = InternalError(f"{type(failure).__name__}: {failure}")
-        if error is not None:
-            error = self._after_failure(load, error)
-        self._finish(load, error)
+        try:
+            if error is not None:
+                error = self._after_failure(load, error)
+        finally:  # whatever happened: a load without a result would keep its request for ever
+            self._finish(load, error)
 
     def _load(self, load: _Load) -> None:
         address = load.request.remote.address
@@ -399,13 +401,8 @@ class Consumer:
             )
             return
         # One warning per prefill engine, kind of failure and interval; the rest is in the counts.
-        now, key = self._clock(), (result.peer, result.error.code)
-        loud = now >= self._quiet_until.get(key, 0.0)
-        if loud:
-            self._quiet_until = {k: until for k, until in self._quiet_until.items() if until > now}
-            self._quiet_until[key] = now + _WARNING_INTERVAL_S
         logger.log(
-            logging.WARNING if loud else logging.DEBUG,
+            self._warnings.level((result.peer, result.error.code)),
             "load request=%s outcome=failed code=%s peer=%s seconds=%.3f: %s",
             result.request_id,
             result.error.code,

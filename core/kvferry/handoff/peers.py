@@ -200,8 +200,8 @@ class PeerBook:
     def _evict(self) -> None:
         """Forget the nodes unused for longest, those without a live connection first."""
         while len(self._slots) > MAX_PEERS:
-            idle = (key for key, slot in self._slots.items() if slot.known is None)
-            key = next(idle, next(iter(self._slots)))
+            oldest = list(self._slots)[:-1]  # the last one is about to be used
+            key = next((key for key in oldest if self._slots[key].known is None), oldest[0])
             slot = self._slots.pop(key)
             if slot.known is not None:
                 slot.known.peer.close()

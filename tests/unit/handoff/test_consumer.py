@@ -356,3 +356,32 @@ def test_broken_rail_of_a_living_peer_gives_the_lease_back_and_keeps_the_connect
     network.before_transfer = None
     assert decode.load("d2", prefill.finish("p2", (4,)), (8,)).error is None
     assert len(decode.engine.peers()) == 1
+
+
+def test_a_bug_after_a_failed_load_does_not_keep_its_result(world):
+    _, _, prefill, decode = world
+    decode.load("d0", prefill.finish("p0", (1,)), (1,))
+    remote = prefill.finish("p1", (3,))
+    prefill.engine.stopped = True
+
+    def broken(node_id, endpoint, error):
+        raise RuntimeError("a bug")
+
+    decode.peers.report_failure = broken
+    decode.submit("d1", remote, (7,))
+    with pytest.raises(RuntimeError, match="a bug"):
+        decode.loads.run()
+    (result,) = decode.consumer.take_results()
+    assert (result.request_id, type(result.error)) == ("d1", DeadlineExceededError)
+    assert decode.consumer.pending() == 0
+
+
+def test_the_peer_just_asked_for_is_not_the_one_forgotten(world, monkeypatch):
+    network, clock, first, decode = world
+    monkeypatch.setattr("kvferry.handoff.peers.MAX_PEERS", 2)
+    others = [first, Prefill(network, clock), Prefill(network, clock)]
+    targets = [(one.engine.node_id, one.engine.endpoint) for one in others]
+    for target in targets:
+        decode.peers.get(*target, timeout_s=5.0)
+    assert [decode.peers.connected(*target) is not None for target in targets] == [False, True, True]
+    assert len([peer for peer in decode.engine.peers() if peer.alive]) == 2

@@ -209,8 +209,9 @@ class TestConsumer:
             assert asked.kv_transfer_params["do_remote_prefill"] is False
             scheduler.after_alloc(asked, Blocks([1, 2, 3]), 0)
             assert scheduler.request_finished(asked, [1, 2, 3]) == (False, None)
-        assert scheduler.take_counts() == {"refused_invalid_params": 20}
-        assert len([record for record in caplog.records if record.levelname == "WARNING"]) == 10
+            assert scheduler.take_counts() == {"refused_invalid_params": 1}  # taken at each step
+        # One warning for all of them, since they follow each other closely.
+        assert [record.levelname for record in caplog.records] == ["WARNING"]
 
     @given(
         st.recursive(
