@@ -59,5 +59,5 @@ def decode_message(body: bytes) -> HandoffMessage:
         raise ProtocolError(f"hand-off message of {len(body)} bytes exceeds the limit of {MAX_MESSAGE_BYTES}")
     try:
         return _decoder.decode(body)
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, RecursionError) as error:
         raise ProtocolError(f"malformed hand-off message of {len(body)} bytes: {error}") from error

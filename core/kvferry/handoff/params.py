@@ -25,7 +25,7 @@ DIGEST_BYTES = 16
 _NIL_NODE = "0" * 32
 
 NodeIdText = Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{32}$")]
-EndpointText = Annotated[str, msgspec.Meta(min_length=3, max_length=256)]
+EndpointText = Annotated[str, msgspec.Meta(pattern="^[!-~]{3,256}$")]  # printable ASCII
 BlockIds = Annotated[
     tuple[Annotated[int, msgspec.Meta(ge=0, lt=1 << 32)], ...], msgspec.Meta(max_length=MAX_BLOCKS)
 ]
@@ -39,7 +39,9 @@ class LeaseAddress(msgspec.Struct, frozen=True):
     lease: Annotated[str, msgspec.Meta(max_length=128)]
     node_ids: Annotated[tuple[NodeIdText, ...], msgspec.Meta(min_length=1, max_length=MAX_RANKS)]
     endpoints: Annotated[tuple[EndpointText, ...], msgspec.Meta(min_length=1, max_length=MAX_RANKS)]
-    digest: Annotated[str, msgspec.Meta(max_length=2 * DIGEST_BYTES)] = ""  # of the prompt, see prompt_digest
+    digest: Annotated[str, msgspec.Meta(pattern=f"^[0-9a-f]{{0,{2 * DIGEST_BYTES}}}$")] = (
+        ""  # see prompt_digest
+    )
     lease_s: Annotated[float, msgspec.Meta(ge=0.1, le=86400)] = (
         30.0  # how long the lease lasts without renewal
     )
@@ -139,7 +141,7 @@ def prompt_digest(token_ids: Sequence[int], extras: Iterable[str] = ()) -> str:
     state = hashlib.blake2b(digest_size=DIGEST_BYTES)
     state.update(np.asarray(token_ids, dtype="<i8").tobytes())
     for extra in extras:
-        data = extra.encode()
+        data = extra.encode(errors="surrogatepass")
         state.update(len(data).to_bytes(4, "little") + data)
     return state.hexdigest()
 
@@ -154,7 +156,7 @@ def _convert(params: object, shape: type[_Shape]) -> _Shape:
         )
     try:
         return msgspec.convert(params, shape)
-    except msgspec.ValidationError as error:
+    except (msgspec.ValidationError, UnicodeEncodeError) as error:  # JSON can hold half a surrogate pair
         raise InvalidArgumentError(f"kv_transfer_params: {error}") from error
 
 

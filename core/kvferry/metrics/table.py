@@ -135,7 +135,8 @@ METRICS: tuple[Metric, ...] = (
     Metric(
         "kvferry_router_cancellations_total",
         Kind.COUNTER,
-        "Requests whose client went away, by phase: prefill, decode (before the first byte), streaming.",
+        "Requests whose client went away, by phase: receiving (the body), prefill, decode (before the first "
+        "byte), streaming.",
         ("phase",),
     ),
     Metric(

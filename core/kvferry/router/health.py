@@ -72,6 +72,10 @@ class Prober:
             status, _, _ = await self._upstream.get(instance, "/health", {}, self._timeout_s)
         except UpstreamError as error:
             return str(error), error.trouble is Trouble.UNREACHABLE
+        except Exception as error:
+            # A bug must not end the watch: a server that is down would then never be used again.
+            logger.exception("the health probe of %s failed unexpectedly", instance.name)
+            return f"{type(error).__name__}: {error}", False
         if status == 200:
             return None, True
         return f"{instance.name}/health answered {status}", True

@@ -40,6 +40,7 @@ def parse_base_url(text: str) -> URL:
     try:
         url = URL(text.strip())
         port = url.port
+        (url.host or "").encode("idna")  # what a resolver does with it; raises UnicodeError
     except ValueError as error:
         raise ConfigError(f"{text!r} is not a URL: {error}") from error
     if url.scheme not in ("http", "https") or not url.host:

@@ -71,3 +71,9 @@ def test_field_of_a_newer_version_is_ignored():
 def test_arbitrary_bytes_never_raise_anything_else(body):
     with contextlib.suppress(ProtocolError):
         decode_message(body)
+
+
+def test_deep_nesting_is_malformed():
+    body = msgspec.msgpack.encode({"type": "release"})[1:]
+    with pytest.raises(ProtocolError, match="malformed"):
+        decode_message(b"\x82" + body + msgspec.msgpack.encode("new") + b"\x91" * 100_000)

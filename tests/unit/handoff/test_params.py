@@ -76,6 +76,7 @@ def test_unknown_keys_are_left_alone():
         (("kvferry", "node_ids"), ["0" * 32, "1" * 32]),
         (("kvferry", "endpoints"), ["a" * 300, "b:1"]),
         (("kvferry", "endpoints"), "127.0.0.1:4000"),
+        (("kvferry", "endpoints"), ["\ud800:4000", "[::1]:4001"]),
         (("kvferry", "digest"), "x" * 1000),
         (("kvferry", "lease_s"), 0),
         (("kvferry", "lease_s"), float("nan")),
@@ -92,6 +93,8 @@ def test_unknown_keys_are_left_alone():
         (("remote_num_tokens",), "70"),
         (("remote_engine_id",), 5),
         (("remote_request_id",), "r" * 1000),
+        (("kvferry", "digest"), "\ud800"),
+        (("\ud800",), 1),
     ],
 )
 def test_each_wrong_field_is_refused_in_one_sentence(path, value):
@@ -117,7 +120,11 @@ def test_missing_key_says_what_is_wrong():
 
 
 json_like = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=20),
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats()
+    | st.text(st.characters(), max_size=20),  # surrogates included, as in JSON
     lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=10), inner, max_size=4),
     max_leaves=10,
 )
@@ -150,3 +157,7 @@ def test_digest_tells_prompts_and_extras_apart():
         prompt_digest([1, 2, 3], [""]),
     ]
     assert len({base, *others}) == len(others) + 1
+
+
+def test_digest_takes_any_text_that_json_can_hold():
+    assert prompt_digest([1], ["lora=\ud800"]) != prompt_digest([1], ["lora=\ud801"])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -327,3 +328,24 @@ async def test_the_last_decode_server_is_tried_even_when_it_seems_down() -> None
         assert (await cluster.complete())[0] == 503
         await cluster.decode[0].start()
         assert (await cluster.complete())[0] == 200
+
+
+async def test_a_bug_in_a_probe_does_not_end_the_watch(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with RouterCluster(prefill=0, decode=1, health_interval_s=0.1) as cluster:
+        upstream = cluster.router.core.upstream
+        real, calls = upstream.get, 0
+
+        async def get(*arguments: Any) -> Any:
+            nonlocal calls
+            calls += 1
+            if calls == 1:
+                raise RuntimeError("a bug")
+            return await real(*arguments)
+
+        monkeypatch.setattr(upstream, "get", get)
+        deadline = time.monotonic() + 20
+        while calls < 3:
+            assert time.monotonic() < deadline
+            await asyncio.sleep(0.01)
+        (instance,) = cluster.router.core.pool.decode
+        assert instance.usable

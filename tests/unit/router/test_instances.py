@@ -53,6 +53,7 @@ def test_base_urls_are_understood(text: str, name: str, endpoint: str, clock: Cl
         ("http://host:1/v1", "ends in /v1"),
         ("http://host:1/?a=b", "query"),
         ("", "not an http URL"),
+        ("http://a..b:8100", "not a URL"),
     ],
 )
 def test_addresses_that_cannot_work_are_refused(text: str, message: str) -> None:
