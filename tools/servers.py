@@ -138,7 +138,6 @@ class Server:
             raise ToolError(f"{self.name} is not running")
         self.process.stdin.write(b"detach\n")
         self.process.stdin.flush()
-        time.sleep(0.5)  # the supervisor must have read the line before our end of the pipe closes
         return self.process.pid
 
 

@@ -103,9 +103,7 @@ def test_supervisor_that_is_killed_takes_the_server_along() -> None:
 def test_detached_server_outlives_its_starter_until_told_to_stop() -> None:
     process, pids = start_tree()
     process.stdin.write(b"detach\n")
-    process.stdin.flush()
-    time.sleep(0.5)
-    process.stdin.close()
+    process.stdin.close()  # the line is read before the end
     time.sleep(0.5)
     assert all(map(running, pids))
     process.terminate()
