@@ -98,7 +98,7 @@ class PeerBook:
         """
         known = self.reach(node_id, endpoint, timeout_s)
         if known.refusal is not None:
-            raise known.refusal
+            raise _fresh(known.refusal)
         return known
 
     def reach(self, node_id: str, endpoint: str, timeout_s: float) -> KnownPeer:
@@ -115,7 +115,7 @@ class PeerBook:
                 return slot.known
             slot.known = None
             if slot.error is not None and self._clock() < slot.down_until:
-                raise slot.error
+                raise _fresh(slot.error)
             remaining_s = min(self._connect_timeout_s, timeout_s - (self._clock() - started))
             if remaining_s <= 0:
                 raise DeadlineExceededError(f"no time left to connect to {endpoint} after {timeout_s:.1f} s")
@@ -205,6 +205,11 @@ class PeerBook:
             slot = self._slots.pop(key)
             if slot.known is not None:
                 slot.known.peer.close()
+
+
+def _fresh(error: KVFerryError) -> KVFerryError:
+    """Return a copy to raise: one that is raised again and again collects the frames of all who raised it."""
+    return type(error)(*error.args)
 
 
 def is_loopback(endpoint: str) -> bool:

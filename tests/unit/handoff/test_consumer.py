@@ -11,6 +11,7 @@ from kvferry.errors import (
     DeadlineExceededError,
     GeometryMismatchError,
     InvalidArgumentError,
+    KVFerryError,
     OutOfRangeError,
     PeerLostError,
     StaleError,
@@ -385,3 +386,20 @@ def test_the_peer_just_asked_for_is_not_the_one_forgotten(world, monkeypatch):
         decode.peers.get(*target, timeout_s=5.0)
     assert [decode.peers.connected(*target) is not None for target in targets] == [False, True, True]
     assert len([peer for peer in decode.engine.peers() if peer.alive]) == 2
+
+
+@pytest.mark.parametrize("fault", ["geometry", "down"])
+def test_a_refusal_does_not_collect_those_it_refused(world, fault):
+    network, clock, prefill, decode = world
+    if fault == "geometry":
+        prefill = Prefill(network, clock, model="another")
+    else:
+        prefill.engine.close()
+
+    def depth() -> int:
+        with pytest.raises(KVFerryError) as caught:
+            decode.peers.get(prefill.engine.node_id, prefill.engine.endpoint, timeout_s=5.0)
+        return len(caught.traceback)
+
+    depth()  # the first one connects
+    assert len({depth() for _ in range(3)}) == 1
