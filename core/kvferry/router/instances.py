@@ -24,7 +24,7 @@ LONGEST_BACKOFF_S = 30.0
 LONGEST_ERROR_TEXT = 300
 
 
-class Role(str, enum.Enum):
+class Role(enum.StrEnum):
     """Which step of a request an instance serves."""
 
     PREFILL = "prefill"

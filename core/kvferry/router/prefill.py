@@ -184,7 +184,7 @@ async def _release_orphan(core: Core, response: aiohttp.ClientResponse, reader: 
     """Read the rest of an answer that nobody waits for any more, and give back the lease it names."""
     try:
         params = read_handoff(await asyncio.wait_for(reader.read(), ORPHAN_TIMEOUT_S))
-    except (UpstreamError, ProtocolError, asyncio.TimeoutError):
+    except (TimeoutError, UpstreamError, ProtocolError):
         params = None
     finally:
         response.close()

@@ -7,7 +7,7 @@ import enum
 from types import TracebackType
 
 
-class Interruption(str, enum.Enum):
+class Interruption(enum.StrEnum):
     """Why the router itself broke off a wait."""
 
     TIMEOUT = "timeout"

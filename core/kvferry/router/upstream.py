@@ -35,7 +35,7 @@ _NOT_SENT_ON = _HOP_BY_HOP | {"host", "content-length", "content-encoding", "exp
 _NOT_SENT_BACK = _HOP_BY_HOP | {"content-length", "date", "server", "x-request-id"}
 
 
-class Trouble(str, enum.Enum):
+class Trouble(enum.StrEnum):
     """Why an engine gave no usable answer."""
 
     UNREACHABLE = "unreachable"  # no connection: the engine never saw the request

@@ -52,7 +52,7 @@ class Transfer:
             loop.add_reader(fd, lambda: None if done.done() else done.set_result(None))
             try:
                 await asyncio.wait_for(done, limit_s)
-            except asyncio.TimeoutError:
+            except TimeoutError:
                 return self._native.settled
             finally:
                 loop.remove_reader(fd)
