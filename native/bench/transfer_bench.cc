@@ -89,8 +89,8 @@ double bench_memcpy(const Workload& work, std::byte* to, const std::byte* from) 
   });
 }
 
-// The plain stream: blocking sockets with a thread each, sixteen blocks per readv or writev, nothing else. Per round and
-// connection one byte asks, and the child answers with its share.
+// The plain stream: blocking sockets with a thread each, sixteen blocks per readv or writev, nothing else. Per round
+// and connection one byte asks, and the child answers with its share.
 constexpr std::size_t kBlocksPerCall = 16;
 
 using VectorCall = ssize_t (*)(int, const iovec*, int);
@@ -182,7 +182,9 @@ double bench_stream(const Workload& work, std::byte* to, std::byte* from, std::s
   } else {
     std::byte* const memory = map_memory(work.bytes());
     number_blocks(work, memory);
-    check((*engine)->register_memory(memory, work.bytes(), "bench", kRemoteRead | kRemoteWrite, MemoryKind::kHost).status(),
+    check((*engine)
+              ->register_memory(memory, work.bytes(), "bench", kRemoteRead | kRemoteWrite, MemoryKind::kHost)
+              .status(),
           "register");
   }
   const std::string endpoint = (*engine)->endpoint().to_string() + "\n";
@@ -212,12 +214,14 @@ double bench_engine(const Workload& work, std::byte* to, const char* transport, 
   check(engine.status(), "engine");
   auto region = (*engine)->register_memory(to, work.bytes(), "near", kRemoteRead, MemoryKind::kHost);
   check(region.status(), "register");
-  auto peer = (*engine)->connect(*Endpoint::parse({text.data(), static_cast<std::size_t>(got - 1)}), {}, milliseconds(5000));
+  auto peer =
+      (*engine)->connect(*Endpoint::parse({text.data(), static_cast<std::size_t>(got - 1)}), {}, milliseconds(5000));
   check(peer.status(), "connect");
   std::vector<Piece> pieces;
   const std::uint32_t there = (*peer)->regions().at(0).key.id;
   for (std::uint64_t i = 0; i < work.blocks; ++i) {
-    pieces.push_back({region->key.id, there, work.here[i] * work.block_bytes, work.there[i] * work.block_bytes, work.block_bytes});
+    pieces.push_back(
+        {region->key.id, there, work.here[i] * work.block_bytes, work.there[i] * work.block_bytes, work.block_bytes});
   }
   auto plan = (*engine)->prepare(*peer, pieces, op);
   check(plan.status(), "prepare");
@@ -262,7 +266,8 @@ int main(int argc, char** argv) {
   const double memcpy_after = bench_memcpy(work, to, from);
   std::printf("%llu x %llu bytes, GB/s\n", static_cast<unsigned long long>(work.blocks),
               static_cast<unsigned long long>(work.block_bytes));
-  std::printf("%-20s %6.2f (after: %.2f)\n%-20s %6.2f\n", "memcpy", memcpy_before, memcpy_after, "plain stream", stream);
+  std::printf("%-20s %6.2f (after: %.2f)\n%-20s %6.2f\n", "memcpy", memcpy_before, memcpy_after, "plain stream",
+              stream);
   for (const Row& row : rows) std::printf("%-20s %6.2f  ratio %.2f\n", row.name, row.speed, row.speed / row.reference);
   return 0;
 }
