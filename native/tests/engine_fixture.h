@@ -5,6 +5,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <cstring>
 #include <memory>
 #include <string>
 #include <utility>
@@ -43,14 +44,22 @@ inline std::unique_ptr<Engine> make_engine(EngineOptions options = {}) {
 }
 
 // Every byte depends on its place and the seed, so that a shifted or mixed copy shows.
-inline std::byte pattern(std::uint64_t seed, std::uint64_t place) {
-  std::uint64_t x = (seed << 40) ^ place;
+inline std::uint64_t pattern_word(std::uint64_t seed, std::uint64_t word) {
+  std::uint64_t x = (seed << 40) ^ word;
   x = (x ^ (x >> 29)) * 0xbf58476d1ce4e5b9ull;
-  return static_cast<std::byte>((x >> 32) & 0xff);
+  return x ^ (x >> 32);
+}
+inline std::byte pattern(std::uint64_t seed, std::uint64_t place) {
+  return static_cast<std::byte>((pattern_word(seed, place / 8) >> (place % 8 * 8)) & 0xff);
 }
 
 inline void fill(std::span<std::byte> memory, std::uint64_t seed) {
-  for (std::size_t i = 0; i < memory.size(); ++i) memory[i] = pattern(seed, i);
+  const std::size_t words = memory.size() / 8;
+  for (std::size_t i = 0; i < words; ++i) {
+    const std::uint64_t word = pattern_word(seed, i);  // little-endian, as pattern() has it
+    std::memcpy(&memory[i * 8], &word, sizeof(word));
+  }
+  for (std::size_t i = words * 8; i < memory.size(); ++i) memory[i] = pattern(seed, i);
 }
 
 struct Buffer {

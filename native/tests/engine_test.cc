@@ -303,17 +303,18 @@ TEST(Engine, RestsWhenThereIsNothingToDo) {
 }
 
 TEST(Engine, SmallTransfersPassBigOnes) {
+  constexpr std::uint64_t kShare = 8u << 20, kShares = 6;
   Buffer near, far;
   for (const char* transport : {"tcp", "shm"}) {
     auto a = make_engine(options_for({transport})), b = make_engine(options_for({transport}));
-    near = register_buffer(*a, 64u << 20, 1);
-    far = register_buffer(*b, 64u << 20, 2);
+    near = register_buffer(*a, kShare * (kShares + 1), 1);
+    far = register_buffer(*b, kShare * (kShares + 1), 2);
     auto peer = connect(*a, *b);
     const std::uint32_t here = near.region.key.id, there = far.region.key.id;
     ASSERT_OK(run(*a, peer, {{here, there, 0, 0, 1}}, Op::kRead));
     std::vector<std::shared_ptr<Transfer>> big;
-    for (int i = 0; i < 8; ++i) {
-      auto transfer = start(*a, peer, {{here, there, 65536, 65536, (64u << 20) - 65536}}, Op::kRead);
+    for (std::uint64_t share = 1; share <= kShares; ++share) {
+      auto transfer = start(*a, peer, {{here, there, share * kShare, share * kShare, kShare}}, Op::kRead);
       ASSERT_TRUE(transfer.ok());
       big.push_back(*transfer);
     }

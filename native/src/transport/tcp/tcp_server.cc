@@ -6,11 +6,17 @@
 
 #include "base/crc32c.h"
 #include "base/deadline.h"
+#include "base/one_sided.h"
 
 namespace kvferry {
 namespace {
 
 constexpr std::size_t kDiscardBytes = 64u << 10;
+
+std::uint32_t checksum_of(const std::byte* data, std::size_t length) {
+  const OneSidedAccess reading;
+  return crc32c({data, length});
+}
 
 }  // namespace
 
@@ -60,14 +66,17 @@ Status TcpServer::handle_read(const Frame& frame) {
       result.code = address.status().code();
       continue;
     }
-    if (checksum) result.crc32c = crc32c({*address, piece.length});
+    if (checksum) result.crc32c = checksum_of(*address, piece.length);
     segments_.push_back({*address, piece.length});
     reply.payload_bytes += piece.length;
   }
   Bytes head = encode_frame(FrameType::kReadData, frame.header.request_id, reply.encode(),
                             checksum ? std::uint16_t{kFlagChecksum} : std::uint16_t{0});
   segments_[0] = {head.data(), head.size()};
-  KVF_RETURN_IF_ERROR(send_vectored(fd_, segments_, request_wait()));
+  {
+    const OneSidedAccess reading;
+    KVF_RETURN_IF_ERROR(send_vectored(fd_, segments_, request_wait()));
+  }
   counters_.add(Counters::kServedReadBytes, reply.payload_bytes);
   return {};
 }
@@ -88,7 +97,7 @@ Status TcpServer::handle_write(const Frame& frame) {
     if (ack.results[i] != Code::kOk) continue;
     const std::uint64_t length = request.pieces[i].length;
     accepted += length;
-    if (checksum && crc32c({addresses_[i], length}) != request.crc32c[i]) ack.results[i] = Code::kDataCorrupt;
+    if (checksum && checksum_of(addresses_[i], length) != request.crc32c[i]) ack.results[i] = Code::kDataCorrupt;
   }
   release_pins();  // before the peer learns that it is done
   counters_.add(Counters::kServedWrittenBytes, accepted);
@@ -111,6 +120,7 @@ Status TcpServer::discard_or_receive(const std::vector<wire::PieceDescriptor>& p
       left -= part;
     }
   }
+  const OneSidedAccess writing;
   return recv_vectored(fd_, segments_, request_wait());
 }
 
