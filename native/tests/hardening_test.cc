@@ -1,6 +1,8 @@
 // Peers that are broken, hostile or half dead, spoken to over raw sockets.
 #include <gtest/gtest.h>
 #include <poll.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 #include <thread>
 
@@ -143,6 +145,39 @@ TEST(Hardening, TakesNoMemoryForBodiesBeforeTheHandshake) {
     EXPECT_TRUE(is_closed(fd, milliseconds(2500))) << frame_type_name(type);  // it does not wait for the body
   }
   EXPECT_TRUE(eventually([&] { return dropped(*target.engine, "malformed_handshake") == 3; }));
+}
+
+// Loopback can be reached by every user of the host.
+TEST(Hardening, WithoutASecretOtherUsersAreRefused) {
+  if (::geteuid() != 0) GTEST_SKIP() << "needs root, to become another user";
+  Target open, guarded([] {
+    EngineOptions options;
+    options.cluster_secret = "sixteen bytes or more";
+    return options;
+  }());
+  const auto code_for_another_user = [](const Engine& engine, const std::string& secret) {
+    const pid_t child = ::fork();
+    if (child == 0) {
+      ::alarm(20);
+      if (::setgid(65534) != 0 || ::setuid(65534) != 0) ::_exit(100);
+      LocalNode node;
+      node.id = NodeId::random();
+      node.endpoint = "127.0.0.1:1";
+      node.secret = secret;
+      UniqueFd fd = dial(engine);
+      if (!greet(fd.get(), node, engine.node_id(), wire::Purpose::kControl, patience()).ok()) ::_exit(101);
+      const auto frame = recv_frame(fd.get(), patience());
+      if (!frame.ok()) ::_exit(102);
+      const bool refused = frame->header.type == FrameType::kError;
+      ::_exit(refused ? static_cast<int>(status_of_error_frame(frame->body).code()) : 0);
+    }
+    int status = 0;
+    ::waitpid(child, &status, 0);
+    return WIFEXITED(status) ? WEXITSTATUS(status) : -1;
+  };
+  EXPECT_EQ(code_for_another_user(*open.engine, ""), static_cast<int>(Code::kPermissionDenied));
+  EXPECT_TRUE(eventually([&] { return dropped(*open.engine, "foreign_user") == 1; }));
+  EXPECT_EQ(code_for_another_user(*guarded.engine, "sixteen bytes or more"), 0);
 }
 
 TEST(Hardening, CapsConnections) {

@@ -148,6 +148,7 @@ Result<std::shared_ptr<Peer>> EngineImpl::connect(const Endpoint& endpoint, cons
   KVF_ASSIGN_OR_RETURN(UniqueFd fd, connect_to(endpoint, wait));
   const auto ack = greet(fd.get(), core_->local, expected, wire::Purpose::kControl, wait);
   if (!ack.ok()) return ack.status().with_context("handshake with " + endpoint.to_string());
+  if (core_->local.secret.empty() && endpoint.is_loopback()) KVF_RETURN_IF_ERROR(check_same_user(fd.get()));
   KVF_ASSIGN_OR_RETURN(const std::shared_ptr<PeerImpl> peer, adopt(std::move(fd), endpoint, *ack));
   const Status known = peer->wait_for_regions(deadline);
   if (known.ok()) return std::shared_ptr<Peer>(peer);

@@ -60,13 +60,6 @@ void drop(EngineCore& core, std::string_view reason, const Status& why) {
   log_event(LogLevel::kInfo, "connection_dropped", {{"reason", reason}, {"why", why}});
 }
 
-Status check_same_user(const InboundConnection& connection) {
-  KVF_ASSIGN_OR_RETURN(const PeerCredentials who, peer_credentials(connection.fd()));
-  if (who.uid == ::geteuid()) return {};
-  return {Code::kPermissionDenied, "same-host access is for processes of the same user; uid " +
-                                       std::to_string(who.uid) + " asked uid " + std::to_string(::geteuid())};
-}
-
 Status check_purpose(const EngineCore& core, const InboundConnection& connection, const wire::Hello& hello) {
   if (hello.purpose == wire::Purpose::kControl) return {};
   if (hello.purpose == wire::Purpose::kShmAttach && !connection.same_host()) {
@@ -78,13 +71,15 @@ Status check_purpose(const EngineCore& core, const InboundConnection& connection
 
 Result<wire::Hello> admit(EngineCore& core, const InboundConnection& connection) {
   const Wait wait{deadline_in(kHandshakeTimeout), &connection.interrupt()};
-  if (connection.same_host()) KVF_RETURN_IF_ERROR(check_same_user(connection));
+  if (connection.same_host()) KVF_RETURN_IF_ERROR(check_same_user(connection.fd()));
   KVF_ASSIGN_OR_RETURN(wire::Hello hello, receive_greeting(connection.fd(), core.local, wait));
   core.inbound.set_node(connection, hello.self);
-  const Status purpose = check_purpose(core, connection, hello);
-  if (purpose.ok()) return hello;
-  send_refusal(connection.fd(), purpose);
-  return purpose;
+  // A node without a secret listens on loopback only, which all users of the host can reach.
+  Status admitted = core.local.secret.empty() ? check_same_user(connection.fd()) : Status();
+  if (admitted.ok()) admitted = check_purpose(core, connection, hello);
+  if (admitted.ok()) return hello;
+  send_refusal(connection.fd(), admitted);
+  return admitted;
 }
 
 Result<PeerImpl::Identity> identity_from(EngineCore& core, const wire::Hello& hello) {

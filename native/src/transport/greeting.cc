@@ -1,7 +1,11 @@
 #include "transport/greeting.h"
 
+#include <sys/socket.h>
+#include <unistd.h>
+
 #include "base/deadline.h"
 #include "base/limits.h"
+#include "base/local_peer.h"
 #include "base/random.h"
 #include "wire/frame.h"
 #include "wire/handshake.h"
@@ -39,6 +43,24 @@ Status status_of_error_frame(ByteView body) {
   if (!error.ok()) return error.status();
   if (error->code == Code::kOk) return {Code::kProtocolError, "the peer reported an error without a code"};
   return {error->code, "refused by the peer: " + error->message};
+}
+
+Status check_same_user(int fd) {
+  sockaddr_storage storage{};
+  socklen_t length = sizeof(storage);
+  ::getsockname(fd, reinterpret_cast<sockaddr*>(&storage), &length);
+  uid_t user = 0;
+  if (storage.ss_family == AF_UNIX) {
+    KVF_ASSIGN_OR_RETURN(const PeerCredentials who, peer_credentials(fd));
+    user = who.uid;
+  } else {
+    const auto who = user_of_local_peer(fd);
+    if (!who.ok()) return {Code::kPermissionDenied, who.status().message() + "; set cluster_secret on both sides"};
+    user = *who;
+  }
+  if (user == ::geteuid()) return {};
+  return {Code::kPermissionDenied, "without a cluster secret only processes of one user may connect; this is uid " +
+                                       std::to_string(::geteuid()) + ", the peer uid " + std::to_string(user)};
 }
 
 void send_refusal(int fd, const Status& why) {

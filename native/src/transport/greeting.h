@@ -29,6 +29,10 @@ Result<wire::HelloAck> greet(int fd, const LocalNode& local, const NodeId& expec
 // Acceptor. On a refusal the peer was told why.
 Result<wire::Hello> receive_greeting(int fd, const LocalNode& local, const Wait& wait);
 
+// Without a secret only processes of our own user are trusted. OK if the peer of a connection within this host, by unix
+// socket or loopback, is one; else kPermissionDenied.
+Status check_same_user(int fd);
+
 // Best effort: an ERROR frame that ends the connection.
 void send_refusal(int fd, const Status& why);
 

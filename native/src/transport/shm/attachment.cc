@@ -1,7 +1,5 @@
 #include "transport/shm/attachment.h"
 
-#include <unistd.h>
-
 #include <string>
 #include <utility>
 #include <vector>
@@ -40,10 +38,7 @@ Result<Attachment> Attachment::open(const LocalNode& local, const NodeId& owner,
   const Wait wait{deadline};
   KVF_ASSIGN_OR_RETURN(UniqueFd fd, connect_to(shm_name, wait));
   KVF_ASSIGN_OR_RETURN(const PeerCredentials who, peer_credentials(fd.get()));
-  if (who.uid != ::geteuid()) {
-    return {Code::kPermissionDenied,
-            "the same-host listener is held by uid " + std::to_string(who.uid) + ", not by us"};
-  }
+  KVF_RETURN_IF_ERROR(check_same_user(fd.get()));
   const auto ack = greet(fd.get(), local, owner, wire::Purpose::kShmAttach, wait);
   if (!ack.ok()) return ack.status();
   KVF_ASSIGN_OR_RETURN(Frame frame, receive(fd.get(), FrameType::kShmAttached, 2, wait));
