@@ -52,6 +52,8 @@ kvferry_system_packages() {
   local wanted=()
   command -v g++ >/dev/null 2>&1 || wanted+=(g++)
   kvferry_find_python || wanted+=(python3 python3-venv python3-dev)
+  # vLLM's CPU kernels are linked with it; without it vLLM starts and then fails.
+  ldconfig -p 2>/dev/null | grep -q 'libnuma\.so\.1' || wanted+=(libnuma1)
   if [ "${1:-}" = test ]; then
     [ -e /usr/include/gtest/gtest.h ] || wanted+=(libgtest-dev)
     command -v git >/dev/null 2>&1 || wanted+=(git)

@@ -120,6 +120,7 @@ def _build_vllm(env: Path) -> None:
     )
     _write_vllm_alias(env)
     check = (
+        "import ctypes; ctypes.CDLL('libnuma.so.1')  # the kernels are linked with it\n"
         "import torch; assert '+cpu' in torch.__version__, torch.__version__\n"
         "from vllm.platforms import current_platform as p; assert p.device_type == 'cpu', p.device_type"
     )
