@@ -18,6 +18,7 @@ from kvferry.handoff import (
     MessageLoop,
     PeerBook,
     RemotePrefill,
+    content_digest,
 )
 from kvferry.layout import KVGeometry, KVGroup
 from kvferry.testing import FakeNetwork
@@ -113,6 +114,7 @@ class Prefill:
         self.lease_s = lease_s
         self.issuer = LeaseIssuer()
         self.table = LeaseTable(lease_s, clock=clock)
+        self.table.admit(self.issuer.authority, 0, [])  # as an engine's first step does
         self.loop = MessageLoop(self.engine, table=self.table)
         self.engine.on_message = self.loop.dispatch
         self._values = itertools.count(1)
@@ -121,14 +123,15 @@ class Prefill:
         """A request's prefill ends: fill its blocks and lease them."""
         for block in blocks:
             self.memory.fill(block, next(self._values) % 255 + 1)
-        lease = self.issuer.issue()
+        num_tokens = len(blocks) * BLOCK_TOKENS
+        lease = self.issuer.issue(content_digest((blocks,), num_tokens, ""))
         if admitted:
             self.admit(lease, request_id)
         address = LeaseAddress(lease, (self.engine.node_id,), (self.engine.endpoint,), lease_s=self.lease_s)
-        return RemotePrefill(address, (blocks,), len(blocks) * BLOCK_TOKENS, "p", request_id)
+        return RemotePrefill(address, (blocks,), num_tokens, "p", request_id)
 
     def admit(self, lease: str, request_id: str) -> None:
-        self.table.admit(self.issuer.instance, self.issuer.issued_through, [(lease, request_id)])
+        self.table.admit(self.issuer.authority, self.issuer.issued_through, [(lease, request_id)])
 
 
 class Decode:

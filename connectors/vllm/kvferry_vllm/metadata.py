@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from kvferry.handoff import LeaseAddress, LoadRequest
+from kvferry.handoff import LeaseAddress, LeaseAuthority, LoadRequest
 from kvferry.handoff.messages import ReleaseReason
 
 
@@ -24,9 +24,9 @@ class GiveBack(msgspec.Struct, frozen=True):
 
 
 class StepOrders(msgspec.Struct, frozen=True):
-    """One step's orders. `instance` and `issued_through` describe the lease ids given out so far."""
+    """One step's orders. `authority` and `issued_through` describe the lease ids given out so far."""
 
-    instance: str
+    authority: LeaseAuthority
     issued_through: int
     leases: tuple[tuple[str, str], ...] = ()  # lease id, request id
     watches: tuple[Watch, ...] = ()

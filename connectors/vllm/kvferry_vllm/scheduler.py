@@ -19,6 +19,7 @@ from kvferry.handoff import (
     RemotePrefill,
     WarningThrottle,
     build_remote_prefill,
+    content_digest,
     parse_remote_prefill,
     prompt_digest,
     wants_remote_decode,
@@ -148,14 +149,12 @@ class SchedulerHalf:
             self._cancels.append(request_id)
         if not self._hands_off(request, block_ids):
             return False, None
-        lease_id = self._leases.issue()
-        self._new_leases.append((lease_id, request_id))
-        return True, self._offer_of(request, block_ids, lease_id)
+        return True, self._offer_of(request, block_ids)
 
     def take_orders(self) -> StepOrders:
         """Return this step's orders and begin anew."""
         orders = StepOrders(
-            instance=self._leases.instance,
+            authority=self._leases.authority,
             issued_through=self._leases.issued_through,
             leases=tuple(self._new_leases),
             watches=tuple(self._watches),
@@ -188,7 +187,7 @@ class SchedulerHalf:
         if offer.num_tokens > len(tokens):
             return "other_prompt", f"{offer.num_tokens} tokens were prefilled, the prompt has {len(tokens)}"
         digest = prompt_digest(tokens[: offer.num_tokens], _extras(request))
-        if offer.address.digest and offer.address.digest != digest:
+        if offer.address.digest != digest:
             return "other_prompt", "the prefill engine computed another prompt, adapter or image"
         return None
 
@@ -222,18 +221,23 @@ class SchedulerHalf:
             and request.num_computed_tokens > 0
         )
 
-    def _offer_of(self, request: Any, block_ids: list[int], lease_id: str) -> dict[str, Any]:
+    def _offer_of(self, request: Any, block_ids: list[int]) -> dict[str, Any]:
+        """Lease the request's blocks and describe them to the decode engine."""
         num_tokens = min(request.num_computed_tokens, request.num_prompt_tokens)
+        offered = (tuple(block_ids[: -(-num_tokens // self._facts.block_size)]),)
+        digest = prompt_digest(request.prompt_token_ids[:num_tokens], _extras(request))
+        lease_id = self._leases.issue(content_digest(offered, num_tokens, digest))
+        self._new_leases.append((lease_id, request.request_id))
         address = LeaseAddress(
             lease=lease_id,
             node_ids=tuple(worker.node_id for worker in self._workers),
             endpoints=tuple(worker.endpoint for worker in self._workers),
-            digest=prompt_digest(request.prompt_token_ids[:num_tokens], _extras(request)),
+            digest=digest,
             lease_s=self._facts.lease_s,
         )
         offer = RemotePrefill(
             address=address,
-            block_ids=(tuple(block_ids[: -(-num_tokens // self._facts.block_size)]),),
+            block_ids=offered,
             num_tokens=num_tokens,
             engine_id=self._facts.engine_id,
             request_id=request.request_id,

@@ -24,6 +24,7 @@ _COUNTS: dict[str, tuple[str, str]] = {
         for reason in ("done", "rejected", "aborted", "expired")
     },
     "late_notices": ("kvferry_handoff_notices_ignored_total", "late"),
+    "forged_notices": ("kvferry_handoff_notices_ignored_total", "forged"),
     "duplicate_notices": ("kvferry_handoff_notices_ignored_total", "duplicate"),
     "unknown_notices": ("kvferry_handoff_notices_ignored_total", "unknown"),
     "late_answers": ("kvferry_handoff_notices_ignored_total", "late"),

@@ -67,7 +67,7 @@ class WorkerHalf:
     def start_step(self, orders: StepOrders) -> None:
         """Carry out the scheduler's orders; returns at once."""
         handoff = self._started()
-        handoff.table.admit(orders.instance, orders.issued_through, orders.leases)
+        handoff.table.admit(orders.authority, orders.issued_through, orders.leases)
         for watch in orders.watches:
             handoff.consumer.watch(watch.request_id, watch.address)
         for load in orders.loads:

@@ -9,11 +9,12 @@ from __future__ import annotations
 
 from kvferry.handoff.consumer import Consumer, ConsumerLimits, LoadRequest, LoadResult
 from kvferry.handoff.control import ControlClient
-from kvferry.handoff.leases import LeaseIssuer
+from kvferry.handoff.leases import LeaseAuthority, LeaseIssuer
 from kvferry.handoff.params import (
     LeaseAddress,
     RemotePrefill,
     build_remote_prefill,
+    content_digest,
     parse_lease_address,
     parse_remote_prefill,
     prompt_digest,
@@ -32,6 +33,7 @@ __all__ = [
     "ControlClient",
     "HandoffWorker",
     "LeaseAddress",
+    "LeaseAuthority",
     "LeaseIssuer",
     "LeaseReleaser",
     "LeaseTable",
@@ -42,6 +44,7 @@ __all__ = [
     "RemotePrefill",
     "WarningThrottle",
     "build_remote_prefill",
+    "content_digest",
     "parse_lease_address",
     "parse_remote_prefill",
     "prompt_digest",

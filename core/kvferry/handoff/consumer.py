@@ -28,7 +28,7 @@ from kvferry.errors import (
 )
 from kvferry.handoff.control import ControlClient
 from kvferry.handoff.messages import ReleaseReason
-from kvferry.handoff.params import LeaseAddress, RemotePrefill
+from kvferry.handoff.params import LeaseAddress, RemotePrefill, content_digest
 from kvferry.handoff.peers import KnownPeer, PeerBook
 from kvferry.handoff.renewals import Renewals
 from kvferry.handoff.throttle import WarningThrottle
@@ -249,17 +249,20 @@ class Consumer:
 
     def _confirm(self, load: _Load, known: KnownPeer) -> None:
         """Give the lease back and make sure that it had been held while its blocks were read."""
-        lease_id = load.request.remote.address.lease
+        remote = load.request.remote
+        lease_id = remote.address.lease
+        content = content_digest(remote.block_ids, remote.num_tokens, remote.address.digest)
         timeout_s = max(_MIN_CONTROL_S, min(self._limits.control_timeout_s, load.deadline - self._clock()))
         try:
-            held = self._control.release(known.peer, lease_id, "done", timeout_s)
+            held = self._control.release(known.peer, lease_id, "done", timeout_s, content)
         except DeadlineExceededError:
             load.unconfirmed = True
             raise
         if not held:
             raise StaleError(
-                f"lease {lease_id} had ended at prefill engine {known.peer.endpoint} before its blocks were "
-                "read; raise handoff.lease_s there if this repeats"
+                f"prefill engine {known.peer.endpoint} did not confirm lease {lease_id}: it had ended "
+                "before its blocks were read (raise handoff.lease_s there if this repeats), or was for "
+                "other blocks"
             )
 
     def _map(self, request: LoadRequest, known: KnownPeer) -> object:

@@ -49,8 +49,10 @@ class ControlClient:
         self._waiters: dict[int, _Waiter] = {}
         self._counts: Counter[str] = Counter()
 
-    def release(self, peer: Peer, lease_id: str, reason: ReleaseReason, timeout_s: float) -> bool:
-        """Give a lease back and return whether it had been held until then.
+    def release(
+        self, peer: Peer, lease_id: str, reason: ReleaseReason, timeout_s: float, content: str = ""
+    ) -> bool:
+        """Give a lease back and return whether it had been held until then, and for `content` if given.
 
         Raises PeerLostError or DeadlineExceededError when no answer came, or what `Engine.send` raises.
         """
@@ -60,7 +62,7 @@ class ControlClient:
             correlation = next(self._correlations)
             self._waiters[correlation] = waiter
         try:
-            body = encode_message(Release(lease_id, correlation, reason))
+            body = encode_message(Release(lease_id, correlation, reason, content))
             self._engine.send(peer, body, timeout_s=min(timeout_s, SEND_TIMEOUT_S))
             while not waiter.answered.wait(_POLL_S):
                 if not peer.alive:

@@ -22,15 +22,20 @@ ReleaseReason = Literal["done", "rejected", "aborted"]
 
 
 class Release(msgspec.Struct, frozen=True, tag="release"):
-    """Consumer to producer: this lease is no longer needed. Answered by `Released`."""
+    """Consumer to producer: this lease is no longer needed. Answered by `Released`.
+
+    `content` is `params.content_digest` of what was read under the lease; empty if nothing was.
+    """
 
     lease_id: LeaseId
     correlation: Correlation
     reason: ReleaseReason
+    content: Annotated[str, msgspec.Meta(max_length=64)] = ""
 
 
 class Released(msgspec.Struct, frozen=True, tag="released"):
-    """Producer to consumer: `held` tells whether the lease was alive until now: what was read is valid."""
+    """Producer to consumer: `held` tells whether what was read is valid: the lease was alive until now, and
+    it was for that content."""
 
     correlation: Correlation
     held: bool

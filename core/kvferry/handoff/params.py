@@ -146,6 +146,16 @@ def prompt_digest(token_ids: Sequence[int], extras: Iterable[str] = ()) -> str:
     return state.hexdigest()
 
 
+def content_digest(block_ids: Iterable[Sequence[int]], num_tokens: int, digest: str) -> str:
+    """Return a 128-bit digest (hex) of what a lease is for: the blocks by group, the number of tokens in
+    them, and the `prompt_digest`."""
+    state = hashlib.blake2b(digest_size=DIGEST_BYTES)
+    state.update(f"{num_tokens}.{digest}".encode())
+    for ids in block_ids:
+        state.update(len(ids).to_bytes(8, "little") + np.asarray(ids, dtype="<u8").tobytes())
+    return state.hexdigest()
+
+
 def _convert(params: object, shape: type[_Shape]) -> _Shape:
     if not isinstance(params, Mapping):
         raise InvalidArgumentError(f"kv_transfer_params: expected an object, got {type(params).__name__}")
@@ -164,6 +174,8 @@ def _check_address(address: LeaseAddress) -> None:
     parse_lease_id(address.lease)
     if _NIL_NODE in address.node_ids:
         raise InvalidArgumentError("kvferry.node_ids: the nil id, which stands for any node, is not allowed")
+    if len(set(address.node_ids)) != len(address.node_ids):
+        raise InvalidArgumentError("kv_transfer_params: a node id is named twice")
     if len(address.node_ids) != len(address.endpoints):
         raise InvalidArgumentError(
             f"kv_transfer_params: {len(address.node_ids)} node_ids but {len(address.endpoints)} endpoints"

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable
 import msgspec
 
 from kvferry.errors import InvalidArgumentError
-from kvferry.handoff.leases import parse_lease_id
+from kvferry.handoff.leases import LeaseAuthority, parse_lease_id
 
 MAX_EARLY_RELEASES = 4096
 MAX_REMEMBERED_ENDS = 8192
@@ -39,32 +39,38 @@ class LeaseTable:
         self._clock = clock
         self._lock = threading.Lock()
         self._leases: dict[str, _Lease] = {}
-        self._instance = ""  # of the engine that issues the leases; empty until it has told
+        self._authority: LeaseAuthority | None = None  # None until the engine has told
         self._issued_through = 0
         self._early: OrderedDict[str, tuple[str, float]] = OrderedDict()  # lease -> reason, when to forget it
         self._past: OrderedDict[str, str] = OrderedDict()  # ended leases, only to name late notices rightly
         self._ended: list[str] = []
         self._counts: Counter[str] = Counter()
 
-    def admit(self, instance: str, issued_through: int, leases: Iterable[tuple[str, str]]) -> None:
-        """Begin `leases`, pairs of lease id and owner, of engine `instance`.
+    def admit(
+        self, authority: LeaseAuthority, issued_through: int, leases: Iterable[tuple[str, str]]
+    ) -> None:
+        """Begin `leases`, pairs of lease id and owner, of the engine that `authority` stands for.
 
         The engine has issued up to sequence `issued_through`. To be called in the order of issue. A lease
         that is known, or has ended, is counted and ignored.
         """
         with self._lock:
-            if instance != self._instance:
-                self._instance, self._issued_through = instance, 0
+            if authority != self._authority:
+                self._authority, self._issued_through = authority, 0
             for lease_id, owner in leases:
                 self._admit_one(lease_id, owner)
             self._issued_through = max(self._issued_through, issued_through)
 
-    def release(self, lease_id: str, reason: str) -> bool:
-        """End a lease; whether it had been held until now.
+    def release(self, lease_id: str, reason: str, content: str = "") -> bool:
+        """End a lease; whether it had been held until now, and for `content` unless that is empty.
 
-        A wrong, late or repeated id is counted and answered no.
+        A wrong, late or repeated id is counted and answered no. So is another content than was leased, and
+        the lease goes on: its rightful reader may still come.
         """
         with self._lock:
+            if content and not (self._authority and self._authority.vouches(lease_id, content)):
+                self._counts["forged_notices"] += 1
+                return False
             if lease_id in self._leases:
                 self._end(lease_id, reason)
                 return True
@@ -151,6 +157,6 @@ class LeaseTable:
             name = parse_lease_id(lease_id)
         except InvalidArgumentError:
             return False
-        if not self._instance:
+        if self._authority is None:
             return True
-        return name.instance == self._instance and name.sequence > self._issued_through
+        return name.instance == self._authority.instance and name.sequence > self._issued_through

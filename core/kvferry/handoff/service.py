@@ -105,7 +105,9 @@ class MessageLoop:
             logger.debug("ignored a message from peer %s: %s", message.peer, error)
             return
         if isinstance(decoded, Release):
-            held = self._table is not None and self._table.release(decoded.lease_id, decoded.reason)
+            held = self._table is not None and self._table.release(
+                decoded.lease_id, decoded.reason, decoded.content
+            )
             self._answer(message.peer, Released(decoded.correlation, held))
         elif isinstance(decoded, Renew):
             if self._table is not None:

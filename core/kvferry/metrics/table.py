@@ -211,7 +211,7 @@ METRICS: tuple[Metric, ...] = (
     Metric(
         "kvferry_handoff_notices_ignored_total",
         Kind.COUNTER,
-        "Control messages without effect, by kind: late, duplicate, unknown, malformed.",
+        "Control messages without effect, by kind: late, duplicate, unknown, forged, malformed.",
         ("kind",),
     ),
     Metric(

@@ -80,7 +80,7 @@ class World:
 
     def prefill_step(self) -> None:
         leases, self.unadmitted = self.unadmitted, []
-        self.prefill.table.admit(self.prefill.issuer.instance, self.prefill.issuer.issued_through, leases)
+        self.prefill.table.admit(self.prefill.issuer.authority, self.prefill.issuer.issued_through, leases)
         for owner in self.prefill.table.take_ended():
             self.prefill_pool.give_back(owner)
         for block in self.prefill_pool.free:

@@ -18,7 +18,7 @@ def make(lease_s=10.0):
 
 def admit(table, issuer, owner):
     lease = issuer.issue()
-    table.admit(issuer.instance, issuer.issued_through, [(lease, owner)])
+    table.admit(issuer.authority, issuer.issued_through, [(lease, owner)])
     return lease
 
 
@@ -75,7 +75,7 @@ def test_release_before_the_worker_has_heard_of_the_lease():
     assert table.release(lease, "done") is True
     assert table.release(lease, "done") is False  # a duplicate, also while early
     assert table.take_ended() == set()
-    table.admit(issuer.instance, issuer.issued_through, [(lease, "r1")])
+    table.admit(issuer.authority, issuer.issued_through, [(lease, "r1")])
     assert table.take_ended() == {"r1"}
     assert table.held() == 0
     assert table.release(lease, "done") is False
@@ -114,7 +114,7 @@ def test_early_releases_are_bounded_and_forgotten(monkeypatch):
     table.expire()
     assert table.take_counts()["early_forgotten"] == 3
     # A forgotten one costs at most one lease time: the lease starts and runs out.
-    table.admit(issuer.instance, issuer.issued_through, [(leases[0], "r0")])
+    table.admit(issuer.authority, issuer.issued_through, [(leases[0], "r0")])
     assert table.held() == 1
     clock.now += 11
     table.expire()
@@ -124,9 +124,29 @@ def test_early_releases_are_bounded_and_forgotten(monkeypatch):
 def test_repeated_admission_is_ignored():
     table, issuer, _ = make()
     lease = admit(table, issuer, "r1")
-    table.admit(issuer.instance, issuer.issued_through, [(lease, "r1")])
+    table.admit(issuer.authority, issuer.issued_through, [(lease, "r1")])
     table.release(lease, "done")
-    table.admit(issuer.instance, issuer.issued_through, [(lease, "r1")])
+    table.admit(issuer.authority, issuer.issued_through, [(lease, "r1")])
     assert table.take_ended() == {"r1"}
     assert table.held() == 0
     assert table.take_counts()["duplicate_admissions"] == 2
+
+
+def test_only_what_was_leased_is_confirmed():
+    table, issuer, _ = make()
+    lease = issuer.issue("these blocks")
+    assert table.release(lease, "done", "these blocks") is False  # nobody has vouched for the issuer yet
+    table.admit(issuer.authority, issuer.issued_through, [(lease, "r1")])
+    assert table.release(lease, "done", "other blocks") is False
+    assert table.release(lease[:-1] + ("0" if lease[-1] != "0" else "1"), "done", "these blocks") is False
+    assert table.take_ended() == set()  # the lease goes on for its rightful reader
+    assert table.release(lease, "done", "these blocks") is True
+    assert table.take_counts()["forged_notices"] == 3
+
+
+def test_an_early_release_is_checked_too():
+    table, issuer, _ = make()
+    table.admit(issuer.authority, 0, [])
+    lease = issuer.issue("these blocks")
+    assert table.release(lease, "done", "other blocks") is False
+    assert table.release(lease, "done", "these blocks") is True

@@ -40,7 +40,7 @@ class Producer:
 
     def grant(self, role_url: str) -> dict[str, Any]:
         lease = self.issuer.issue()
-        self.table.admit(self.issuer.instance, self.issuer.issued_through, [(lease, "request")])
+        self.table.admit(self.issuer.authority, self.issuer.issued_through, [(lease, "request")])
         endpoint = str(self.engine.endpoint)
         address = LeaseAddress(lease=lease, node_ids=(self.engine.node_id,), endpoints=(endpoint,))
         remote = RemotePrefill(address=address, block_ids=((1, 2),), num_tokens=32)
