@@ -50,6 +50,10 @@ kvferry_apt() {
 # kvferry_system_packages [test]: a compiler and Python; with `test`, also what the native suite and its fuzzers need.
 kvferry_system_packages() {
   local wanted=()
+  if [ -n "${KVFERRY_PYTHON:-}" ] && ! kvferry_find_python; then
+    kvferry_say "error: KVFERRY_PYTHON=$KVFERRY_PYTHON is no Python 3.11 or later with venv and headers; correct or unset it"
+    return 1
+  fi
   command -v g++ >/dev/null 2>&1 || wanted+=(g++)
   kvferry_find_python || wanted+=(python3 python3-venv python3-dev)
   # vLLM's CPU kernels are linked with it; without it vLLM starts and then fails.

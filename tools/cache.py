@@ -7,6 +7,7 @@ import fcntl
 import hashlib
 import os
 import shutil
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -23,7 +24,15 @@ def cache_root() -> Path:
     named = os.environ.get("KVFERRY_CACHE")
     base = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
     root = (Path(named) if named else Path(base) / "kvferry").expanduser().resolve()
-    root.mkdir(parents=True, exist_ok=True)
+    try:
+        root.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=root):
+            pass
+    except OSError as error:
+        raise ToolError(
+            f"the cache folder {root} cannot be used: {error.strerror}; set KVFERRY_CACHE to a folder that "
+            "can be written"
+        ) from error
     return root
 
 
@@ -90,9 +99,12 @@ def ensure(name: str, key: str, build: Callable[[Path], None], *, in_place: bool
 
 
 def _drop_unused(name: str, keep: Path) -> None:
-    """Remove earlier entries of the same name that no run has used for two weeks."""
-    for entry in cache_root().glob(f"{name}-" + "[0-9a-f]" * 12):
+    """Remove earlier entries of the same name, and what is left of unfinished ones, unused for two weeks."""
+    for entry in cache_root().glob(f"{name}-" + "[0-9a-f]" * 12 + "*"):
+        if entry == keep or not entry.is_dir():
+            continue
         marker = entry / _MARKER
         with contextlib.suppress(FileNotFoundError):
-            if entry != keep and time.time() - marker.stat().st_mtime > _UNUSED_AFTER_S:
+            used = (marker if marker.exists() else entry).stat().st_mtime
+            if time.time() - used > _UNUSED_AFTER_S:
                 shutil.rmtree(entry, ignore_errors=True)

@@ -3,6 +3,7 @@ from __future__ import annotations
 import logging
 
 import pytest
+from msgspec.structs import replace
 
 from _handoff import BLOCK_BYTES, LAYERS, Clock, Decode, Prefill
 from kvferry.errors import (
@@ -403,3 +404,12 @@ def test_a_refusal_does_not_collect_those_it_refused(world, fault):
 
     depth()  # the first one connects
     assert len({depth() for _ in range(3)}) == 1
+
+
+def test_blocks_that_were_not_leased_are_not_loaded(world):
+    _, _, prefill, decode = world
+    remote = prefill.finish("p1", (3,))
+    prefill.finish("p2", (4,))
+    forged = replace(remote, block_ids=((4,),))
+    assert isinstance(decode.load("d1", forged, (7,)).error, StaleError)
+    assert decode.load("d2", remote, (7,)).error is None
