@@ -18,6 +18,8 @@ from kvferry.errors import InvalidArgumentError, ProtocolError
 # Fields by which one engine tells another where to fetch memory from. They are the router's to fill in: taken
 # from a client they would make an engine contact any address, or read another request's blocks.
 ROUTER_ONLY_FIELDS = ("kv_transfer_params", "ec_transfer_params")
+# Its members become the engine's extra arguments, just as the fields above do.
+EXTRA_ARGUMENTS = "vllm_xargs"
 
 _PREFILL_PARAMS: Mapping[str, object] = {
     "do_remote_decode": True,
@@ -84,14 +86,33 @@ def parse_request(raw: bytes) -> ParsedRequest:
         raise InvalidArgumentError("the request body is nested too deeply") from error
     if not isinstance(fields, dict):
         raise InvalidArgumentError("the request body must be a JSON object")
-    cleaned = False
-    for name in ROUTER_ONLY_FIELDS:
-        if name not in fields:
-            continue
-        if fields.pop(name) is not None:
-            raise InvalidArgumentError(f"`{name}` is set by the router and not accepted here: remove it")
-        cleaned = True
+    cleaned = _drop_router_only(fields)
+    if EXTRA_ARGUMENTS in fields:
+        _drop_router_only(_extra_arguments(fields), f"{EXTRA_ARGUMENTS}.")
+        cleaned = True  # a second field of that name, which was not looked at, must not reach an engine
     return ParsedRequest(raw=raw, fields=fields, cleaned=cleaned, bypass=_bypass_reason(fields))
+
+
+def _drop_router_only(fields: dict[str, Any], where: str = "") -> bool:
+    """Take the router's own fields out if they are null, and say whether one was there; else refuse them."""
+    found = [name for name in ROUTER_ONLY_FIELDS if name in fields]
+    for name in found:
+        if fields.pop(name) is not None:
+            raise InvalidArgumentError(
+                f"`{where}{name}` is set by the router and not accepted here: remove it"
+            )
+    return bool(found)
+
+
+def _extra_arguments(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the extra arguments to check, those in a text (as HTML forms have them) included."""
+    found = fields[EXTRA_ARGUMENTS]
+    if isinstance(found, str):
+        try:
+            found = msgspec.json.decode(found)
+        except (msgspec.DecodeError, RecursionError):
+            return {}  # no engine can read it either
+    return found if isinstance(found, dict) else {}
 
 
 def _bypass_reason(fields: Mapping[str, Any]) -> str | None:

@@ -152,6 +152,29 @@ def test_hidden_duplicates_of_a_transfer_field_never_reach_an_engine() -> None:
     assert b"evil" not in decode_body(parse_request(raw), HANDOFF)
 
 
+@pytest.mark.parametrize("field", ["kv_transfer_params", "ec_transfer_params"])
+@pytest.mark.parametrize("as_text", [False, True])
+def test_transfer_fields_among_the_extra_arguments_are_refused(field: str, as_text: bool) -> None:
+    extra: Any = {"session_id": "s", field: {"remote_host": "10.0.0.1"}}
+    with pytest.raises(InvalidArgumentError, match=f"`vllm_xargs.{field}` is set by the router"):
+        parse(vllm_xargs=json.dumps(extra) if as_text else extra)
+
+
+def test_escaped_and_repeated_extra_arguments_never_reach_an_engine() -> None:
+    escaped = b'{"vllm_xarg\\u0073":{"\\u006bv_transfer_params":"evil"}}'
+    with pytest.raises(InvalidArgumentError, match=r"vllm_xargs\.kv_transfer_params"):
+        parse_request(escaped)
+    for last in (b"null", b"{}", b'"text"', b'"{"', b"1"):
+        raw = b'{"prompt":"p","vllm_xargs":{"kv_transfer_params":"evil"},"vllm_xargs":' + last + b"}"
+        assert b"evil" not in decode_body(parse_request(raw), HANDOFF)
+
+
+def test_other_extra_arguments_go_on() -> None:
+    request = parse(vllm_xargs={"session_id": "s", "kv_transfer_params": None, "ec_transfer_params": None})
+    for body in (decode_body(request, HANDOFF), prefill_body(request)):
+        assert json.loads(body)["vllm_xargs"] == {"session_id": "s"}
+
+
 @pytest.mark.parametrize(
     ("raw", "message"),
     [
