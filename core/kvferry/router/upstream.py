@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import enum
+import re
 from collections.abc import Mapping
 
 import aiohttp
@@ -56,7 +57,7 @@ class UpstreamError(KVFerryError):
 
 def classify(error: BaseException, instance: Instance) -> UpstreamError:
     """Sort an exception of the HTTP client."""
-    text = f"{instance.role.value} server {instance.name}: {str(error) or type(error).__name__}"
+    text = f"{instance.role.value} server {instance.name}: {_describe(error)}"
     if isinstance(error, aiohttp.ClientConnectorError | aiohttp.ConnectionTimeoutError):
         return UpstreamError(Trouble.UNREACHABLE, text)
     if isinstance(error, asyncio.TimeoutError):
@@ -64,6 +65,24 @@ def classify(error: BaseException, instance: Instance) -> UpstreamError:
     if isinstance(error, aiohttp.ClientResponseError | aiohttp.InvalidURL):
         return UpstreamError(Trouble.MALFORMED, text)
     return UpstreamError(Trouble.LOST, text)
+
+
+# Parts of the HTTP client's texts that say nothing about the cause: `ssl:default` stands there without TLS,
+# too, and the status 400 of a broken answer is the client's own, not the server's.
+_TLS_NOTE = re.compile(r" ssl:(default|True|False)\b")
+_NESTED = re.compile(r"<\w+: \d+, message=(['\"])(.*)\1>", re.DOTALL)
+
+
+def _describe(error: BaseException) -> str:
+    """Return the HTTP client's text in one line, without what is only of use to its developers."""
+    if isinstance(error, aiohttp.ClientResponseError):
+        text = f"the answer is not valid HTTP: {error.message}"
+    else:
+        text = _NESTED.sub(r"\2", _TLS_NOTE.sub("", str(error)))
+    words = text.replace("\\n", " ").split()
+    if words and set(words[-1]) == {"^"}:  # it pointed at a column of the line above
+        words.pop()
+    return " ".join(words) or type(error).__name__
 
 
 # What the HTTP client raises for the other end's faults; anything else is a bug of ours and must show as one.
@@ -101,7 +120,11 @@ class Upstream:
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=self._connect_timeout_s)
         try:
             return await self._session.post(
-                instance.endpoint(path), data=body, headers=headers, timeout=timeout, allow_redirects=False
+                instance.endpoint(path),
+                data=body,
+                headers=headers,
+                timeout=timeout,
+                allow_redirects=False,
             )
         except CLIENT_ERRORS as error:
             raise classify(error, instance) from error

@@ -10,6 +10,8 @@ from typing import Any
 
 import pytest
 
+from kvferry.router.instances import Instance, Role, parse_base_url
+from kvferry.router.upstream import Upstream, UpstreamError
 from kvferry.testing.fake_openai import DONE_EVENT, Behaviour, token_events
 from kvferry.testing.router_cluster import RouterCluster
 
@@ -349,3 +351,40 @@ async def test_a_bug_in_a_probe_does_not_end_the_watch(monkeypatch: pytest.Monke
             await asyncio.sleep(0.01)
         (instance,) = cluster.router.core.pool.decode
         assert instance.usable
+
+
+@pytest.mark.parametrize(
+    ("sent", "words"),
+    [
+        (b"nonsense\r\n\r\n", "the answer is not valid HTTP: Bad status line"),
+        (b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\nabc", "Not enough data to satisfy content length"),
+        (b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n5\r\nab", "Not enough data to satisfy"),
+        (b"", "Server disconnected"),
+        (None, "Cannot connect to host 127.0.0.1"),
+    ],
+)
+async def test_the_http_clients_texts_are_passed_on_without_its_internals(
+    sent: bytes | None, words: str
+) -> None:
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(sent or b"")
+        await writer.drain()
+        writer.close()
+
+    server = await asyncio.start_server(answer, "127.0.0.1", 0)
+    port = server.sockets[0].getsockname()[1]
+    if sent is None:
+        server.close()
+        await server.wait_closed()
+    instance = Instance(parse_base_url(f"http://127.0.0.1:{port}"), Role.DECODE, time.monotonic)
+    upstream = Upstream(5.0)
+    try:
+        with pytest.raises(UpstreamError, match=words) as caught:
+            await upstream.get(instance, "/health", {}, 5.0)
+    finally:
+        await upstream.close()
+        server.close()
+    text = str(caught.value)
+    for noise in ("ssl:", "<", "Error:", "400,", "message=", "\n", "\\n", "^"):
+        assert noise not in text.replace("decode server", "")
