@@ -14,6 +14,7 @@ from aiohttp import web
 from kvferry.errors import InvalidArgumentError
 from kvferry.router.core import Core, describe
 from kvferry.router.exchange import JSON_HEADERS, Exchange
+from kvferry.router.health import LOOP_MESSAGE
 from kvferry.router.instances import Role
 from kvferry.router.protocol import error_body, parse_request
 from kvferry.router.scope import Interruption, Scope
@@ -39,7 +40,9 @@ class Front:
 
     def application(self) -> web.Application:
         """Build the aiohttp application."""
-        app = web.Application(client_max_size=self._core.options.max_body_bytes, middlewares=[_json_errors])
+        app = web.Application(
+            client_max_size=self._core.options.max_body_bytes, middlewares=[self._refuse_loops, _json_errors]
+        )
         for path in SERVING_PATHS:
             app.router.add_post(path, self.serve)
         app.router.add_get("/v1/models", self.models)
@@ -47,6 +50,14 @@ class Front:
         app.router.add_get("/metrics", self.metrics)
         app.on_response_prepare.append(_name_server)
         return app
+
+    @web.middleware
+    async def _refuse_loops(self, request: web.Request, handler: Any) -> web.StreamResponse:
+        """Refuse what this router has sent itself: it would be sent again and again without end."""
+        if self._core.upstream.is_ours(request.headers.getall("Via", ())):
+            return _error(508, "LoopDetectedError", LOOP_MESSAGE)
+        response: web.StreamResponse = await handler(request)
+        return response
 
     async def drain(self, timeout_s: float) -> None:
         """Admit nothing more, let what runs finish, and end with an error what has not by then."""

@@ -15,6 +15,11 @@ logger = logging.getLogger(__name__)
 RECOVERY_INTERVAL_S = 0.5
 # A busy engine may miss a probe; two in a row, or a refused connection, mean that it is down.
 MISSES_BEFORE_DOWN = 2
+LOOP_DETECTED = 508
+LOOP_MESSAGE = (
+    "the request came back to the router that sent it: one of its prefill or decode URLs leads to the router "
+    "itself. Give the engines' own URLs to --prefill and --decode."
+)
 
 
 class Prober:
@@ -78,6 +83,8 @@ class Prober:
             return f"{type(error).__name__}: {error}", False
         if status == 200:
             return None, True
+        if status == LOOP_DETECTED:
+            return f"{instance.name}/health answered {status}: {LOOP_MESSAGE}", True
         return f"{instance.name}/health answered {status}", True
 
     def _note(self, instance: Instance, error: str | None) -> None:

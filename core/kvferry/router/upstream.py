@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import enum
 import re
-from collections.abc import Mapping
+import secrets
+from collections.abc import Mapping, Sequence
 
 import aiohttp
 from multidict import CIMultiDict, CIMultiDictProxy
@@ -90,9 +91,14 @@ CLIENT_ERRORS = (aiohttp.ClientError, OSError, asyncio.TimeoutError)
 
 
 class Upstream:
-    """The HTTP client of one router. Created and closed in its event loop."""
+    """The HTTP client of one router. Created and closed in its event loop.
+
+    Every request carries the router's `via` in its `Via` header (RFC 9110, 7.6.3), by which the router knows
+    its own requests should they come back to it.
+    """
 
     def __init__(self, connect_timeout_s: float) -> None:
+        self.via = f"kvferry-{secrets.token_hex(8)}"
         self._connect_timeout_s = connect_timeout_s
         self._session = aiohttp.ClientSession(
             connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=KEEPALIVE_S),
@@ -122,7 +128,7 @@ class Upstream:
             return await self._session.post(
                 instance.endpoint(path),
                 data=body,
-                headers=headers,
+                headers=self._sign(headers),
                 timeout=timeout,
                 allow_redirects=False,
             )
@@ -136,12 +142,22 @@ class Upstream:
         timeout = aiohttp.ClientTimeout(total=total_s, sock_connect=self._connect_timeout_s)
         try:
             async with self._session.get(
-                instance.endpoint(path), headers=headers, timeout=timeout, allow_redirects=False
+                instance.endpoint(path), headers=self._sign(headers), timeout=timeout, allow_redirects=False
             ) as response:
                 body = BodyReader(response, instance, limit_bytes=16 << 20)
                 return response.status, response.headers, await body.read()
         except CLIENT_ERRORS as error:
             raise classify(error, instance) from error
+
+    def is_ours(self, via: Sequence[str]) -> bool:
+        """Say whether a request with these values of `Via` has passed through this router before."""
+        # A member is "[protocol/]version received-by [comment]".
+        return any(self.via in member.split()[1:2] for value in via for member in value.split(","))
+
+    def _sign(self, headers: Mapping[str, str]) -> CIMultiDict[str]:
+        signed = CIMultiDict(headers)
+        signed["Via"] = ", ".join([*signed.popall("Via", ()), f"1.1 {self.via}"])
+        return signed
 
 
 class BodyReader:
