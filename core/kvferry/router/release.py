@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from typing import Any, Literal
 
 from kvferry.config.schema import TransferOptions
-from kvferry.errors import KVFerryError
+from kvferry.errors import ConfigError, InvalidArgumentError, KVFerryError
 from kvferry.router.metrics import RouterMetrics
 
 logger = logging.getLogger(__name__)
@@ -51,9 +51,16 @@ class NativeReleaser:
 
 
 def open_native_releaser(transfer: TransferOptions) -> NativeReleaser | None:
-    """Return a releaser, or None, with a warning, where the native engine cannot run."""
+    """Return a releaser, or None, with a warning, where the native engine cannot run.
+
+    Raises `ConfigError` if it refuses the settings: with those the engines could not run either.
+    """
     try:
         return NativeReleaser(transfer)
+    except InvalidArgumentError as error:
+        raise ConfigError(
+            f"the transfer settings are invalid: {error} (`kvferry doctor` names their source)"
+        ) from error
     except (ImportError, KVFerryError) as error:
         logger.warning("unused prefill blocks will be freed by the end of their lease only: %s", error)
         return None

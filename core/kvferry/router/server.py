@@ -72,7 +72,7 @@ class RouterServer:
         return self._core
 
     async def start(self) -> None:
-        """Listen. Raises `ConfigError` or `ResourceExhaustedError` if the address cannot be had."""
+        """Listen. Raises `ConfigError` (settings) or `ResourceExhaustedError` (the port is in use)."""
         options, metrics = self.options, RouterMetrics()
         function = self._release_lease
         if function is None and options.prefill:
@@ -172,7 +172,8 @@ def run(options: RouterOptions, transfer: TransferOptions | None = None) -> None
 
     Prints one line of JSON on standard output once it listens, with keys `event` ("listening"), `url`, `host`
     and `port`.
-    Raises `ConfigError` for addresses that make no sense and `ResourceExhaustedError` for a port in use.
+    Raises `ConfigError` for addresses and transfer settings that make no sense, and `ResourceExhaustedError`
+    for a port in use.
     """
     server = RouterServer(options, transfer)
     asyncio.run(serve(server, lambda: _announce(server)))

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import ctypes
 import errno
+import socket
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -277,3 +278,50 @@ def test_wrong_settings_are_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     check = native.check_settings()
     assert check.level is Level.ERROR
     assert "KVFERRY_TRANSFER_BIND" in check.summary
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "words"),
+    [
+        ("bind", "nonsense", "a port is missing"),
+        ("bind", "127.0.0.1:99999", "from 0 to 65535"),
+        ("bind", "0.0.0.0:0", "set cluster_secret"),
+        ("cluster_secret", "short-1", "shorter than 16 bytes"),
+        ("fault_plan", "no such fault", "cannot read the rule"),
+        ("transports", "tcp,tcp", "listed twice"),
+    ],
+)
+def test_settings_that_the_engine_refuses_are_an_error_with_their_source(
+    name: str, value: str, words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(f"KVFERRY_TRANSFER_{name.upper()}", value)
+    check = native.check_settings()
+    assert check.level is Level.ERROR
+    assert words in check.summary
+    assert f"correct transfer.{name} (from environment KVFERRY_TRANSFER_{name.upper()})" in check.fix
+    assert "short-1" not in check.summary + check.fix
+
+
+def test_a_port_in_use_is_a_warning_and_an_address_of_another_host_an_error(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        monkeypatch.setenv("KVFERRY_TRANSFER_BIND", f"127.0.0.1:{other.getsockname()[1]}")
+        check = native.check_settings()
+    assert check.level is Level.WARNING
+    assert "in use" in check.summary
+    assert native.check_settings().level is Level.OK  # the port is free again
+    monkeypatch.setenv("KVFERRY_TRANSFER_BIND", "192.0.2.1:0")
+    monkeypatch.setenv("KVFERRY_TRANSFER_CLUSTER_SECRET", "0123456789abcdef")
+    check = native.check_settings()
+    assert check.level is Level.ERROR
+    assert "correct transfer.bind" in check.fix
+
+
+def test_settings_are_judged_without_an_engine_where_the_native_module_is_missing() -> None:
+    def start(_: object) -> None:
+        raise ImportError("libfoo.so: no such file")
+
+    assert native.check_settings(start).level is Level.OK  # the check of the native module has the error

@@ -40,6 +40,22 @@ def test_a_flag_beats_the_environment(started: list[RouterOptions], monkeypatch:
     assert (started[0].port, started[0].host) == (4321, "::1")
 
 
+@pytest.mark.parametrize(("name", "value"), [("cluster_secret", "short"), ("fault_plan", "no such fault")])
+def test_transfer_settings_that_no_engine_takes_end_the_router_at_once(
+    name: str,
+    value: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv(f"KVFERRY_TRANSFER_{name.upper()}", value)
+    servers = ["--prefill", "http://127.0.0.1:1", "--decode", "http://127.0.0.1:1"]
+    assert main(["router", "--port", "0", *servers]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"error: the transfer settings are invalid: {name}")
+
+
 def test_a_wrong_flag_is_named_with_its_source(
     started: list[RouterOptions], capsys: pytest.CaptureFixture[str]
 ) -> None:

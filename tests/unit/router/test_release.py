@@ -11,7 +11,7 @@ import aiohttp
 import pytest
 
 from kvferry.config.schema import RouterOptions, TransferOptions
-from kvferry.errors import UnavailableError
+from kvferry.errors import ConfigError, UnavailableError
 from kvferry.handoff import (
     ControlClient,
     LeaseAddress,
@@ -96,3 +96,13 @@ def test_a_router_without_the_native_engine_says_what_that_means(
     monkeypatch.setattr("kvferry.transfer.Engine", refuse)
     assert open_native_releaser(TransferOptions()) is None
     assert "freed by the end of their lease only: no memory to lock" in caplog.text
+
+
+async def test_a_router_does_not_start_with_settings_that_its_engine_refuses() -> None:
+    router = RouterServer(
+        RouterOptions(port=0, prefill=("http://127.0.0.1:1",), decode=("http://127.0.0.1:1",)),
+        TransferOptions(bind="0.0.0.0:0"),
+    )
+    with pytest.raises(ConfigError, match=r"transfer settings are invalid: bind .* set cluster_secret"):
+        await router.start()
+    await router.stop()

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import importlib
 from collections.abc import Callable
 
 from kvferry.cli.host.model import Check, Level, distribution_version
-from kvferry.config import explain_changes, load_config
-from kvferry.errors import ConfigError
+from kvferry.config import Config, TransferOptions, explain_changes, load_config
+from kvferry.errors import ConfigError, KVFerryError
 
 UNKNOWN = "unknown"
 _REINSTALL = "pip install --force-reinstall kvferry"
@@ -37,10 +38,40 @@ def package_version() -> str:
     return distribution_version("kvferry") or UNKNOWN
 
 
-def check_settings() -> Check:
-    """Report whether the settings of this environment and of the configuration file are valid."""
+def try_engine(options: TransferOptions) -> None:
+    """Start an engine with these options and close it. Raises ImportError, `KVFerryError`."""
+    from kvferry.transfer import Engine
+
+    Engine(options).close()
+
+
+def check_settings(start: Callable[[TransferOptions], None] = try_engine) -> Check:
+    """Report whether the settings of this environment and of the configuration file are valid.
+
+    The engine has the last word on the transfer settings, so it is started with them.
+    """
     try:
         config = load_config()
     except ConfigError as error:
         return Check("settings", Level.ERROR, str(error), "kvferry config --schema")
+    try:
+        start(config.transfer)
+    except ImportError:
+        return Check("settings", Level.OK, explain_changes(config))  # `check_native` reports it
+    except KVFerryError as error:
+        return _refused(config, error)
     return Check("settings", Level.OK, explain_changes(config))
+
+
+def _refused(config: Config, error: KVFerryError) -> Check:
+    """Report settings with which no engine starts."""
+    if f"(errno {errno.EADDRINUSE})" in str(error):
+        words = f"transfer.bind (from {config.sources['transfer.bind']}): {error}"
+        fix = "nothing if a running engine has it, else set transfer.bind to another port, or to port 0"
+        return Check("settings", Level.WARNING, words, fix)
+    # The engine's message begins with the option's name, except for these two.
+    name = "bind" if str(error).startswith("cannot bind") else str(error).replace(":", " ").partition(" ")[0]
+    name = "transports" if name == "transport" else name
+    source = config.sources.get(f"transfer.{name}", "")
+    fix = f"correct transfer.{name} (from {source})" if source else "correct the section transfer"
+    return Check("settings", Level.ERROR, f"no engine starts: {error}", f"{fix}; see kvferry config --schema")
