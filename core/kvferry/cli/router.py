@@ -7,6 +7,7 @@ from typing import Any
 import click
 
 from kvferry.config import Field, all_fields, apply_log_options, load_config
+from kvferry.errors import ConfigError
 
 _FIELDS = [field for field in all_fields() if field.section == "router"]
 
@@ -28,6 +29,13 @@ def _metavar(field: Field) -> str:
     return {"seconds": "DURATION", "bytes": "SIZE"}.get(field.unit, type(field.default).__name__.upper())
 
 
+def _refuse_empty(field: Field, values: tuple[str, ...]) -> None:
+    """Refuse a list without members: most likely an unset shell variable, not the user's wish."""
+    if any(not value.replace(",", " ").strip() for value in values):
+        flag = f"--{field.name.replace('_', '-')}"
+        raise ConfigError(f"{flag} is empty: give at least one URL, or leave the option out")
+
+
 @click.command("router")
 @_options
 @click.option(
@@ -39,6 +47,8 @@ def command(file: str | None, log_level: str | None, **values: Any) -> None:
     overrides: dict[str, Any] = {}
     for field in _FIELDS:
         value = values[field.name]
+        if isinstance(value, tuple):
+            _refuse_empty(field, value)
         if value not in (None, ()):
             overrides[field.key] = ",".join(value) if isinstance(value, tuple) else value
     if log_level is not None:

@@ -40,6 +40,18 @@ def test_a_flag_beats_the_environment(started: list[RouterOptions], monkeypatch:
     assert (started[0].port, started[0].host) == (4321, "::1")
 
 
+@pytest.mark.parametrize("value", ["", " ", ","])
+@pytest.mark.parametrize("flag", ["--prefill", "--decode"])
+def test_an_empty_list_of_servers_is_an_error(
+    flag: str, value: str, started: list[RouterOptions], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["router", flag, "http://one", flag, value]) == 2
+    assert (
+        f"error: {flag} is empty: give at least one URL, or leave the option out" in capsys.readouterr().err
+    )
+    assert started == []
+
+
 @pytest.mark.parametrize(("name", "value"), [("cluster_secret", "short"), ("fault_plan", "no such fault")])
 def test_transfer_settings_that_no_engine_takes_end_the_router_at_once(
     name: str,
