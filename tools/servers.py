@@ -33,6 +33,8 @@ VLLM_ENV = {
     "OMP_NUM_THREADS": "1",
     # Otherwise the first request that asks for log probabilities waits for a C++ compiler.
     "TORCHDYNAMO_DISABLE": "1",
+    # vLLM's worker can miss a wake-up on a busy machine and then sleeps for this long (its default: 60 s).
+    "VLLM_RINGBUFFER_WARNING_INTERVAL": "5",
 }
 # float32, so that a batch's make-up cannot tip a greedy choice; the rest keeps start-up short.
 VLLM_FLAGS = (

@@ -272,8 +272,9 @@ TEST_P(TransportConformance, NotifiesAfterTheDataIsVisible) {
 
 TEST_P(TransportConformance, SettlesWhenThePeerCloses) {
   std::vector<std::shared_ptr<Transfer>> transfers;
-  for (int i = 0; i < 8; ++i) {
-    auto transfer = start(*near_, peer_, {piece(0, 0, kLength)}, Op::kRead);
+  constexpr std::uint64_t kShare = kLength / 8;
+  for (std::uint64_t i = 0; i < 8; ++i) {
+    auto transfer = start(*near_, peer_, {piece(i * kShare, 0, kShare)}, Op::kRead);
     ASSERT_TRUE(transfer.ok());
     transfers.push_back(*transfer);
   }
@@ -297,8 +298,10 @@ TEST_P(TransportConformance, SettlesWhenThePeerIsKilled) {
     ASSERT_OK(run(*near_, *peer, {all}, Op::kRead));
     ASSERT_EQ(local_.bytes[kLength - 1], pattern(7, kLength - 1));
     std::vector<std::shared_ptr<Transfer>> transfers;
-    for (int i = 0; i < 10; ++i) {
-      auto transfer = start(*near_, *peer, {all}, i % 2 == 0 ? Op::kRead : Op::kWrite);
+    constexpr std::uint64_t kShare = kLength / 12;  // each has its own memory here: what overlaps has no order
+    for (std::uint64_t i = 0; i < 12; ++i) {
+      const Piece share{local_.region.key.id, all.remote_region, i * kShare, i * kShare, kShare};
+      auto transfer = start(*near_, *peer, {share}, i % 2 == 0 ? Op::kRead : Op::kWrite);
       ASSERT_TRUE(transfer.ok());
       transfers.push_back(*transfer);
     }
