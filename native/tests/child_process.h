@@ -48,7 +48,9 @@ class ChildProcess {
   bool running() const { return pid_ > 0 && !node_.is_nil(); }
   const Endpoint& endpoint() const { return endpoint_; }
   const NodeId& node_id() const { return node_; }
-  void signal(int number) const { ::kill(pid_, number); }
+  void signal(int number) const {
+    if (pid_ > 0) ::kill(pid_, number);  // never the group, nor everybody
+  }
   void finish() {  // the orderly way
     stdin_.reset();
     reap();
