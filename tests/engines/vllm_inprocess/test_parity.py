@@ -15,19 +15,20 @@ FAILED = "kvferry_handoff_loads_total|failed"
 
 
 def test_same_tokens_as_one_engine(prefill: LabEngine, decode: LabEngine, reference) -> None:
-    asked = prompts()
-    assert len(asked) >= 20
+    # Eight at a time, and no two of one eight share a beginning: what another's load has already cached here, vLLM
+    # does not ask for again.
+    asked = [prompt for first in range(3) for prompt in prompts()[first::3]]
+    assert len(asked) == 24
     before, loaded = decode.metric(HITS), decode.metric(LOADED)
     params = prefill.prefill(asked)
     decode.call("forget_prefixes")
     answers = []
-    for start in range(0, len(asked), 8):  # eight at a time
+    for start in range(0, len(asked), 8):
         answers += decode.run(asked[start : start + 8], MAX_TOKENS, params[start : start + 8])
         decode.all_blocks_free()
         assert decode.call("forget_prefixes")
     assert tokens_of(answers) == reference.tokens(asked)
-    # A prompt of one token leaves nothing to load, since vLLM computes the last token itself. Prompts of one
-    # batch may share a prefix, but none is cached before its own load has ended.
+    # A prompt of one token leaves nothing to load, since vLLM computes the last token itself.
     moved = [prompt for prompt in asked if len(prompt) > 1]
     assert decode.metric(HITS) - before == sum(len(prompt) for prompt in moved)
     assert decode.metric(LOADED) - loaded == len(moved)
