@@ -109,7 +109,7 @@ TEST(Lifetime, ACancelOfOneTransferLeavesTheNextAlone) {
     std::array<Status, 1> results;
     const std::atomic<bool> cancelled{false};
     (*rail)->interrupt();
-    EXPECT_OK((*rail)->execute(Op::kRead, runs, results, deadline_in(kPatience), cancelled));
+    EXPECT_OK((*rail)->execute({Op::kRead, runs}, results, deadline_in(kPatience), cancelled));
     EXPECT_OK(results[0]);
     EXPECT_EQ(bytes[4095], pattern(5, 4095));
   }

@@ -181,7 +181,7 @@ Result<std::shared_ptr<const Plan>> EngineImpl::prepare(const std::shared_ptr<Pe
   const auto target = std::dynamic_pointer_cast<PeerImpl>(peer);
   if (!target || !target->belongs_to(*core_)) return {Code::kInvalidArgument, "prepare needs a peer of this engine"};
   KVF_RETURN_IF_ERROR(target->status());
-  auto plan = PlanImpl::build(target, core_->regions, target->regions(), pieces, op);
+  auto plan = PlanImpl::build(target, core_->regions, target->regions(), pieces, op, target->lanes().slice_shape());
   if (!plan.ok()) return plan.status();
   return std::shared_ptr<const Plan>(std::move(plan).value());
 }

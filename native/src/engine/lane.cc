@@ -52,12 +52,11 @@ bool Lane::ensure_rail() {
 }
 
 void Lane::move(Slice* slice) {
-  const Op op = slice->transfer->plan().op();
-  slice->results.assign(slice->ops.size(), Status());
-  const Status status = rail_->execute(op, slice->ops, slice->results, try_deadline(slice->transfer->deadline()),
+  slice->results.assign(slice->batch.runs.size(), Status());
+  const Status status = rail_->execute(slice->batch, slice->results, try_deadline(slice->transfer->deadline()),
                                        slice->transfer->stop_flag());
   const bool stopped = slice->transfer->stop_flag().load();
-  pool_.finish(index_, slice, status, op);
+  pool_.finish(index_, slice, status);
   if (status.ok()) {
     if (std::exchange(failed_before_, false)) pool_.selector_.report_success(rank_);
     return;

@@ -10,8 +10,6 @@
 namespace kvferry {
 namespace {
 
-constexpr std::size_t kMaxRunsPerSlice = 1024;
-constexpr std::uint64_t kMinSliceBytes = 256u << 10;
 constexpr std::uint32_t kMaxAttempts = 5;  // two on a transport until it is set aside, two on the next, one to spare
 
 std::size_t most_rails(const std::vector<Transport*>& ranked) {
@@ -24,7 +22,7 @@ std::size_t most_rails(const std::vector<Transport*>& ranked) {
 
 LanePool::LanePool(std::vector<Transport*> ranked, PeerContext peer, const EngineOptions& options, Counters& counters,
                    Hooks hooks)
-    : slice_bytes_(std::max(options.slice_bytes, kMinSliceBytes)),
+    : slice_bytes_(options.slice_bytes),
       connect_timeout_(options.connect_timeout),
       counters_(counters),
       hooks_(std::move(hooks)),
@@ -39,7 +37,7 @@ Status LanePool::enqueue(const std::shared_ptr<TransferImpl>& transfer) {
   if (!running_[0].started) return {Code::kResourceExhausted, "cannot start a thread for this peer"};
   ready_.push_back(transfer);
   unsettled_.push_back(transfer);
-  wake_locked(transfer->uncut_bytes_locked() <= kMinSliceBytes ? 1 : running_.size());
+  wake_locked(transfer->plan().slices().size());
   return {};
 }
 
@@ -93,12 +91,7 @@ bool LanePool::wait_for_work(std::size_t lane, Clock::time_point not_before) {
   }
 }
 
-std::uint64_t LanePool::slice_limit_locked(const TransferImpl& transfer) const {
-  const auto lanes =
-      static_cast<std::uint64_t>(std::max<std::ptrdiff_t>(1, std::count(rail_open_.begin(), rail_open_.end(), true)));
-  if (lanes == 1) return slice_bytes_;
-  return std::clamp(transfer.uncut_bytes_locked() / lanes, kMinSliceBytes, slice_bytes_);
-}
+SliceShape LanePool::slice_shape() const { return {slice_bytes_, std::min(selector_.lanes_wanted(), running_.size())}; }
 
 bool LanePool::take(std::size_t lane, Rail* rail, Slice* slice) {
   std::lock_guard lock(mutex_);
@@ -107,10 +100,8 @@ bool LanePool::take(std::size_t lane, Rail* rail, Slice* slice) {
     *slice = std::move(retry_.front());
     retry_.pop_front();
   } else {
-    slice->clear();
-    slice->transfer = std::move(ready_.front());
+    slice->take(std::move(ready_.front()));
     ready_.pop_front();
-    slice->transfer->cut_locked(slice_limit_locked(*slice->transfer), kMaxRunsPerSlice, slice);
     slice->transfer->add_pending_locked();
     if (!slice->transfer->exhausted_locked()) ready_.push_back(slice->transfer);
   }
@@ -120,13 +111,11 @@ bool LanePool::take(std::size_t lane, Rail* rail, Slice* slice) {
   return true;
 }
 
-void LanePool::account_locked(const Slice& slice, Op op, std::string_view transport) {
-  std::uint64_t moved = slice.bytes;
-  for (std::size_t i = 0; i < slice.ops.size(); ++i) {
-    if (!slice.results[i].ok()) moved -= slice.ops[i].length;
-  }
-  (op == Op::kRead ? stats_.bytes_read : stats_.bytes_written) += moved;
-  counters_.add(op == Op::kRead ? Counters::kReadBytes : Counters::kWrittenBytes, moved);
+void LanePool::account_locked(const Slice& slice, std::string_view transport) {
+  const std::uint64_t moved = slice.moved_bytes();
+  const bool reads = slice.batch.op == Op::kRead;
+  (reads ? stats_.bytes_read : stats_.bytes_written) += moved;
+  counters_.add(reads ? Counters::kReadBytes : Counters::kWrittenBytes, moved);
   counters_.add(transport == "shm" ? Counters::kShmBytes : Counters::kTcpBytes, moved);
 }
 
@@ -136,32 +125,23 @@ bool LanePool::record_results_locked(Slice* slice, const Status& rail_status) {
   const bool aborted = transfer.stop_flag().load();
   const bool may_retry = !rail_status.ok() && !aborted && stopped_.ok() && slice->attempts + 1 < kMaxAttempts &&
                          !expired(transfer.deadline());
-  std::size_t kept = 0;
-  for (std::size_t i = 0; i < slice->ops.size(); ++i) {
-    Status& result = slice->results[i];
-    if (result.ok()) continue;
-    if (may_retry && !is_final(result.code())) {
-      slice->ops[kept] = slice->ops[i];
-      slice->runs[kept++] = slice->runs[i];
-      continue;
-    }
-    const bool interrupted = aborted && !is_final(result.code());
-    transfer.fail_run_locked(slice->runs[i], interrupted ? transfer.abort_reason_locked() : result);
-  }
-  if (kept == 0) return false;
-  slice->ops.resize(kept);
-  slice->runs.resize(kept);
-  slice->bytes = 0;
-  for (const RunOp& op : slice->ops) slice->bytes += op.length;
-  ++slice->attempts;
-  return true;
+  const bool retry = slice->reduce([&](std::size_t place) {
+    const Status& result = slice->results[place];
+    if (result.ok()) return false;
+    const bool final = is_final(result.code());
+    if (may_retry && !final) return true;
+    transfer.fail_run_locked(slice->run_at(place), aborted && !final ? transfer.abort_reason_locked() : result);
+    return false;
+  });
+  if (retry) ++slice->attempts;
+  return retry;
 }
 
-void LanePool::finish(std::size_t lane, Slice* slice, const Status& rail_status, Op op) {
+void LanePool::finish(std::size_t lane, Slice* slice, const Status& rail_status) {
   std::shared_ptr<TransferImpl> drained;
   {
     std::lock_guard lock(mutex_);
-    account_locked(*slice, op, running_[lane].rail->transport());
+    account_locked(*slice, running_[lane].rail->transport());
     running_[lane].rail = nullptr;
     running_[lane].transfer = nullptr;
     std::shared_ptr<TransferImpl> transfer = slice->transfer;
@@ -218,7 +198,7 @@ bool LanePool::drop_queued_locked(const std::shared_ptr<TransferImpl>& transfer,
       ++it;
       continue;
     }
-    for (std::uint32_t run : it->runs) transfer->fail_run_locked(run, transfer->abort_reason_locked());
+    for (std::uint32_t run : it->rest_run) transfer->fail_run_locked(run, transfer->abort_reason_locked());
     transfer->drop_pending_locked();
     it = retry_.erase(it);
   }

@@ -14,7 +14,7 @@
 
 #include "base/counters.h"
 #include "engine/rail_selector.h"
-#include "engine/transfer.h"
+#include "engine/slice.h"
 
 namespace kvferry {
 
@@ -37,6 +37,7 @@ class LanePool {
   // Aborts transfers whose deadline is past; returns the nearest deadline of the others, or Deadline::max().
   Deadline expire(Clock::time_point now);
 
+  SliceShape slice_shape() const;  // how plans for this peer are cut
   PeerStats stats() const;
   std::string note() const { return selector_.note(); }
 
@@ -53,7 +54,7 @@ class LanePool {
   // For lanes. All take the mutex.
   bool wait_for_work(std::size_t lane, Clock::time_point not_before);  // false: stop
   bool take(std::size_t lane, Rail* rail, Slice* slice);
-  void finish(std::size_t lane, Slice* slice, const Status& rail_status, Op op);
+  void finish(std::size_t lane, Slice* slice, const Status& rail_status);
   void fail_queued(std::size_t lane, const Status& no_rail);  // unless another lane has a rail
   void set_rail_open(std::size_t lane, bool open);
   void start_lanes();
@@ -63,12 +64,11 @@ class LanePool {
   void start_lanes_locked();
   void wake_locked(std::size_t most);  // idle lanes that the present transport can use
   void wake_all_locked();
-  void account_locked(const Slice& slice, Op op, std::string_view transport);
+  void account_locked(const Slice& slice, std::string_view transport);
   bool record_results_locked(Slice* slice, const Status& rail_status);
   void forget_locked(const TransferImpl* transfer);
   bool drop_queued_locked(const std::shared_ptr<TransferImpl>& transfer, Status why);
   void settle(const std::shared_ptr<TransferImpl>& transfer);
-  std::uint64_t slice_limit_locked(const TransferImpl& transfer) const;
 
   const std::uint64_t slice_bytes_;
   const milliseconds connect_timeout_;

@@ -6,7 +6,9 @@
 #include <string>
 #include <tuple>
 
+#include "engine/plan_builder.h"
 #include "memory/address_range.h"
+#include "memory/region_table.h"
 
 namespace kvferry {
 namespace {
@@ -42,22 +44,29 @@ class RemoteRegions {
 
 class LocalRegions {
  public:
+  struct Known {
+    RegionInfo info;
+    std::byte* data = nullptr;
+  };
   explicit LocalRegions(const RegionTable& table) : table_(table) {}
 
-  const RegionInfo* find(std::uint32_t id) {
-    if (last_ < known_.size() && known_[last_].key.id == id) return &known_[last_];
+  const Known* find(std::uint32_t id) {
+    if (last_ < known_.size() && known_[last_].info.key.id == id) return &known_[last_];
     for (last_ = 0; last_ < known_.size(); ++last_) {
-      if (known_[last_].key.id == id) return &known_[last_];
+      if (known_[last_].info.key.id == id) return &known_[last_];
     }
     Result<RegionInfo> found = table_.find(id);
     if (!found.ok()) return nullptr;
-    known_.push_back(*std::move(found));
+    // Where a region of this generation lies never changes; submit() pins it before anything is moved.
+    const Result<RegionTable::Pin> pin = table_.pin(found->key);
+    if (!pin.ok()) return nullptr;
+    known_.push_back({*std::move(found), pin->data()});
     return &known_[last_];
   }
 
  private:
   const RegionTable& table_;
-  std::vector<RegionInfo> known_;
+  std::vector<Known> known_;
   std::size_t last_ = 0;
 };
 
@@ -83,71 +92,46 @@ Status check_piece(std::size_t index, const Piece& piece, Op op, const RegionInf
   return {};
 }
 
+// By place in the peer's memory, so that neighbours there (and here) become one run. Empty if they lie so already.
+std::vector<std::uint32_t> order_by_remote_place(std::span<const Piece> pieces) {
+  auto place = [](const Piece& piece) {
+    return std::tie(piece.remote_region, piece.remote_offset, piece.local_region, piece.local_offset);
+  };
+  auto before = [&](const Piece& a, const Piece& b) { return place(a) < place(b); };
+  if (std::is_sorted(pieces.begin(), pieces.end(), before)) return {};
+  std::vector<std::uint32_t> order(pieces.size());
+  std::iota(order.begin(), order.end(), 0u);
+  std::sort(order.begin(), order.end(), [&](std::uint32_t a, std::uint32_t b) { return before(pieces[a], pieces[b]); });
+  return order;
+}
+
 }  // namespace
 
 Result<std::shared_ptr<const PlanImpl>> PlanImpl::build(std::shared_ptr<PeerImpl> peer, const RegionTable& local,
                                                         const std::vector<RegionInfo>& remote,
-                                                        std::span<const Piece> pieces, Op op) {
+                                                        std::span<const Piece> pieces, Op op, const SliceShape& shape) {
   if (pieces.size() >= std::numeric_limits<std::uint32_t>::max()) {
     return {Code::kInvalidArgument, "a plan holds fewer than 2^32 pieces"};
   }
   LocalRegions local_regions(local);
   RemoteRegions remote_regions(remote);
-  std::vector<RegionKey> local_keys(pieces.size()), remote_keys(pieces.size());
-  std::shared_ptr<PlanImpl> plan(new PlanImpl);
+  std::uint64_t bytes = 0;
   for (std::size_t i = 0; i < pieces.size(); ++i) {
-    const RegionInfo* near = local_regions.find(pieces[i].local_region);
+    const LocalRegions::Known* near = local_regions.find(pieces[i].local_region);
     const RegionInfo* far = remote_regions.find(pieces[i].remote_region);
-    KVF_RETURN_IF_ERROR(check_piece(i, pieces[i], op, near, far));
-    local_keys[i] = near->key;
-    remote_keys[i] = far->key;
-    plan->bytes_ += pieces[i].length;
+    KVF_RETURN_IF_ERROR(check_piece(i, pieces[i], op, near == nullptr ? nullptr : &near->info, far));
+    bytes += pieces[i].length;
   }
-  plan->peer_ = std::move(peer);
-  plan->op_ = op;
-  plan->merge(pieces, local_keys, remote_keys);
-  return std::shared_ptr<const PlanImpl>(std::move(plan));
-}
-
-std::uint32_t PlanImpl::local_index(RegionKey key) {
-  auto it = std::find(local_regions_.rbegin(), local_regions_.rend(), key);
-  if (it != local_regions_.rend()) return static_cast<std::uint32_t>(local_regions_.rend() - it - 1);
-  local_regions_.push_back(key);
-  return static_cast<std::uint32_t>(local_regions_.size() - 1);
-}
-
-// Sorts by place in the peer's memory, so that neighbours there (and here) become one run.
-void PlanImpl::merge(std::span<const Piece> pieces, const std::vector<RegionKey>& local_keys,
-                     const std::vector<RegionKey>& remote_keys) {
-  order_.resize(pieces.size());
-  std::iota(order_.begin(), order_.end(), 0u);
-  auto before = [&](std::uint32_t a, std::uint32_t b) {
-    const Piece &x = pieces[a], &y = pieces[b];
-    return std::tie(x.remote_region, x.remote_offset, x.local_region, x.local_offset) <
-           std::tie(y.remote_region, y.remote_offset, y.local_region, y.local_offset);
-  };
-  if (!std::is_sorted(order_.begin(), order_.end(), before)) std::sort(order_.begin(), order_.end(), before);
-
-  runs_.reserve(pieces.size());
-  RegionKey last_local;
-  for (std::uint32_t place = 0; place < order_.size(); ++place) {
-    const std::uint32_t i = order_[place];
-    const Piece& piece = pieces[i];
-    if (!runs_.empty()) {
-      PlanRun& run = runs_.back();
-      const bool adjoins = last_local == local_keys[i] && run.remote == remote_keys[i] &&
-                           run.local_offset + run.length == piece.local_offset &&
-                           run.remote_offset + run.length == piece.remote_offset;
-      if (adjoins) {
-        run.length += piece.length;
-        ++run.piece_count;
-        continue;
-      }
-    }
-    last_local = local_keys[i];
-    runs_.push_back(
-        {local_index(last_local), place, 1, remote_keys[i], piece.local_offset, piece.remote_offset, piece.length});
+  std::vector<std::uint32_t> order = order_by_remote_place(pieces);
+  PlanBuilder builder(std::move(peer), op, bytes, pieces.size(), shape);
+  for (std::size_t place = 0; place < pieces.size(); ++place) {
+    const Piece& piece = pieces[order.empty() ? place : order[place]];
+    const LocalRegions::Known* near = local_regions.find(piece.local_region);
+    builder.use_local_region(near->info.key);
+    builder.add(near->data + piece.local_offset, remote_regions.find(piece.remote_region)->key, piece.remote_offset,
+                piece.length);
   }
+  return builder.finish(std::move(order));
 }
 
 }  // namespace kvferry

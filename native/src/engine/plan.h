@@ -1,4 +1,4 @@
-// A checked, sorted and merged list of runs to one peer. Immutable.
+// A checked, merged list of runs to one peer, cut into slices. Immutable.
 #pragma once
 
 #include <cstdint>
@@ -7,20 +7,28 @@
 #include <vector>
 
 #include "kvferry/engine.h"
-#include "memory/region_table.h"
+#include "transport/transport.h"
 
 namespace kvferry {
 
 class PeerImpl;
+class RegionTable;
 
-struct PlanRun {                  // one contiguous copy; covers pieces order[first_piece, first_piece + piece_count)
-  std::uint32_t local_index = 0;  // into PlanImpl::local_regions()
-  std::uint32_t first_piece = 0;
-  std::uint32_t piece_count = 0;
-  RegionKey remote;
-  std::uint64_t local_offset = 0;
-  std::uint64_t remote_offset = 0;
-  std::uint64_t length = 0;
+struct PlanPieces {  // which pieces a run covers, wholly or in part: those at order[first, first + count)
+  std::uint32_t first = 0;
+  std::uint32_t count = 0;
+};
+
+struct PlanSlice {              // what one rail moves in one go
+  std::uint64_t list = 0;       // the name of exactly these runs: unique in this process, the same at each submission
+  std::uint32_t first_run = 0;  // into run_list()
+  std::uint32_t run_count = 0;
+  std::uint64_t bytes = 0;
+};
+
+struct SliceShape {
+  std::uint64_t slice_bytes = 4u << 20;  // no slice is larger
+  std::size_t lanes = 1;  // that may share the work: the last slices get smaller, so that all end together
 };
 
 class PlanImpl final : public Plan {
@@ -29,30 +37,44 @@ class PlanImpl final : public Plan {
   // each naming the piece.
   static Result<std::shared_ptr<const PlanImpl>> build(std::shared_ptr<PeerImpl> peer, const RegionTable& local,
                                                        const std::vector<RegionInfo>& remote,
-                                                       std::span<const Piece> pieces, Op op);
+                                                       std::span<const Piece> pieces, Op op, const SliceShape& shape);
 
   Op op() const override { return op_; }
   std::uint64_t bytes() const override { return bytes_; }
-  std::size_t pieces() const override { return order_.size(); }
-  std::size_t runs() const override { return runs_.size(); }
+  std::size_t pieces() const override { return pieces_; }
+  std::size_t runs() const override { return merged_runs_; }
 
   const std::shared_ptr<PeerImpl>& peer() const { return peer_; }
-  const std::vector<PlanRun>& run_list() const { return runs_; }
-  const std::vector<std::uint32_t>& order() const { return order_; }
+  // Local addresses hold as long as all of local_regions() are pinned.
+  const std::vector<RunOp>& run_list() const { return runs_; }
+  const std::vector<PlanSlice>& slices() const { return slices_; }  // at least one, though it may be empty
   const std::vector<RegionKey>& local_regions() const { return local_regions_; }
+  std::span<const RunOp> runs_of(const PlanSlice& slice) const {
+    return std::span(runs_).subspan(slice.first_run, slice.run_count);
+  }
+  // Calls visit(index of a piece as given to prepare) for each piece of a run.
+  template <typename Visit>
+  void for_each_piece(std::uint32_t run, const Visit& visit) const {
+    const PlanPieces& range = run_pieces_[run];
+    for (std::uint32_t place = range.first; place < range.first + range.count; ++place) {
+      visit(order_.empty() ? place : order_[place]);
+    }
+  }
 
  private:
+  friend class PlanBuilder;
   PlanImpl() = default;
-  std::uint32_t local_index(RegionKey key);
-  void merge(std::span<const Piece> pieces, const std::vector<RegionKey>& local_keys,
-             const std::vector<RegionKey>& remote_keys);
 
   std::shared_ptr<PeerImpl> peer_;
   Op op_ = Op::kRead;
   std::uint64_t bytes_ = 0;
-  std::vector<PlanRun> runs_;
-  std::vector<std::uint32_t> order_;  // indices of the caller's pieces in run order
-  std::vector<RegionKey> local_regions_;
+  std::size_t pieces_ = 0;
+  std::size_t merged_runs_ = 0;         // as if nothing were cut
+  std::vector<RunOp> runs_;             // in slice order
+  std::vector<PlanPieces> run_pieces_;  // one per run
+  std::vector<PlanSlice> slices_;
+  std::vector<std::uint32_t> order_;      // indices of the caller's pieces in run order; empty: as given
+  std::vector<RegionKey> local_regions_;  // to be pinned
 };
 
 }  // namespace kvferry

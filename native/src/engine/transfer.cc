@@ -11,28 +11,9 @@
 
 namespace kvferry {
 
-void Slice::clear() {
-  transfer.reset();
-  ops.clear();
-  runs.clear();
-  results.clear();
-  attempts = 0;
-  bytes = 0;
-}
-
-void Slice::add(std::uint32_t run, const RunOp& op) {
-  ops.push_back(op);
-  runs.push_back(run);
-  bytes += op.length;
-}
-
 TransferImpl::TransferImpl(std::shared_ptr<const PlanImpl> plan, std::vector<RegionTable::Pin> pins, Deadline deadline,
                            std::string notify)
-    : plan_(std::move(plan)),
-      pins_(std::move(pins)),
-      deadline_(deadline),
-      notify_(std::move(notify)),
-      uncut_bytes_(plan_->bytes()) {}
+    : plan_(std::move(plan)), pins_(std::move(pins)), deadline_(deadline), notify_(std::move(notify)) {}
 
 bool TransferImpl::wait(milliseconds timeout) {
   if (settled()) return true;
@@ -45,25 +26,6 @@ void TransferImpl::cancel() {
   plan_->peer()->lanes().abort(shared_from_this(), {Code::kCancelled, "the transfer was cancelled by its owner"});
 }
 
-void TransferImpl::cut_locked(std::uint64_t max_bytes, std::size_t max_runs, Slice* slice) {
-  const std::vector<PlanRun>& runs = plan_->run_list();
-  while (next_run_ < runs.size() && slice->ops.size() < max_runs && slice->bytes < max_bytes) {
-    const PlanRun& run = runs[next_run_];
-    const std::uint64_t left = run.length - run_offset_;
-    const std::uint64_t take = std::min(left, max_bytes - slice->bytes);
-    if (take > 0) {
-      slice->add(static_cast<std::uint32_t>(next_run_), {pins_[run.local_index].data() + run.local_offset + run_offset_,
-                                                         run.remote, run.remote_offset + run_offset_, take});
-    }
-    uncut_bytes_ -= take;
-    run_offset_ += take;
-    if (run_offset_ == run.length) {
-      ++next_run_;
-      run_offset_ = 0;
-    }
-  }
-}
-
 void TransferImpl::abort_locked(Status why) {
   if (!stop_.exchange(true)) abort_reason_ = std::move(why);
 }
@@ -72,18 +34,19 @@ void TransferImpl::add_transport_locked(std::string_view name) {
   if (std::find(transports_.begin(), transports_.end(), name) == transports_.end()) transports_.push_back(name);
 }
 
-std::size_t TransferImpl::count_failed_pieces() const {
-  const std::vector<PlanRun>& runs = plan_->run_list();
-  std::vector<std::uint32_t> bad;
-  for (const auto& failure : failures_) bad.push_back(failure.first);
-  std::sort(bad.begin(), bad.end());
-  bad.erase(std::unique(bad.begin(), bad.end()), bad.end());
-  std::size_t count = 0;
-  for (std::uint32_t run : bad) count += runs[run].piece_count;
-  for (std::size_t run = next_run_; run < runs.size(); ++run) {
-    if (!std::binary_search(bad.begin(), bad.end(), static_cast<std::uint32_t>(run))) count += runs[run].piece_count;
-  }
-  return count;
+std::vector<Status> TransferImpl::collect_piece_status() const {
+  std::vector<Status> out(plan_->pieces());
+  auto set = [&](std::uint32_t run, const Status& why) {
+    plan_->for_each_piece(run, [&](std::uint32_t piece) {
+      if (out[piece].ok()) out[piece] = why;
+    });
+  };
+  for (const auto& [run, why] : failures_) set(run, why);
+  const std::vector<PlanSlice>& slices = plan_->slices();
+  if (next_slice_ == slices.size()) return out;
+  const auto end = static_cast<std::uint32_t>(plan_->run_list().size());
+  for (std::uint32_t run = slices[next_slice_].first_run; run < end; ++run) set(run, abort_reason_);
+  return out;
 }
 
 Status TransferImpl::summary(std::size_t failed_pieces) const {
@@ -94,7 +57,12 @@ Status TransferImpl::summary(std::size_t failed_pieces) const {
 }
 
 TransferImpl::Outcome TransferImpl::conclude(const Status& notify_status) {
-  const std::size_t failed = count_failed_pieces();
+  std::size_t failed = 0;
+  if (!failures_.empty() || next_slice_ < plan_->slices().size()) {
+    const std::vector<Status> pieces = collect_piece_status();
+    failed = static_cast<std::size_t>(
+        std::count_if(pieces.begin(), pieces.end(), [](const Status& status) { return !status.ok(); }));
+  }
   pins_.clear();  // the owner may unregister as soon as the transfer is settled
   const std::lock_guard lock(mutex_);
   status_ = summary(failed);
@@ -120,21 +88,8 @@ Status TransferImpl::status() const {
 }
 
 std::vector<Status> TransferImpl::piece_status() const {
-  std::vector<Status> out(plan_->pieces());
-  if (!settled()) {
-    std::fill(out.begin(), out.end(), status());
-    return out;
-  }
-  const std::vector<PlanRun>& runs = plan_->run_list();
-  auto set = [&](const PlanRun& run, const Status& why) {
-    for (std::uint32_t i = 0; i < run.piece_count; ++i) {
-      Status& slot = out[plan_->order()[run.first_piece + i]];
-      if (slot.ok()) slot = why;
-    }
-  };
-  for (const auto& [run, why] : failures_) set(runs[run], why);
-  for (std::size_t run = next_run_; run < runs.size(); ++run) set(runs[run], abort_reason_);
-  return out;
+  if (settled()) return collect_piece_status();
+  return std::vector<Status>(plan_->pieces(), status());
 }
 
 std::string TransferImpl::transport() const {

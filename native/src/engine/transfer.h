@@ -14,24 +14,8 @@
 #include "engine/plan.h"
 #include "kvferry/engine.h"
 #include "memory/region_table.h"
-#include "transport/transport.h"
 
 namespace kvferry {
-
-class TransferImpl;
-
-// A part of a transfer, moved by one rail in one go. Reused by its lane, so that the data path does not allocate.
-struct Slice {
-  std::shared_ptr<TransferImpl> transfer;
-  std::vector<RunOp> ops;
-  std::vector<std::uint32_t> runs;  // index into PlanImpl::run_list(), one per op
-  std::vector<Status> results;      // one per op
-  std::uint32_t attempts = 0;
-  std::uint64_t bytes = 0;
-
-  void clear();
-  void add(std::uint32_t run, const RunOp& op);
-};
 
 class TransferImpl final : public Transfer, public std::enable_shared_from_this<TransferImpl> {
  public:
@@ -53,9 +37,8 @@ class TransferImpl final : public Transfer, public std::enable_shared_from_this<
   const std::atomic<bool>& stop_flag() const { return stop_; }
 
   // Scheduling state: the "Locked" methods are called with the mutex of the peer's LanePool held.
-  bool exhausted_locked() const { return next_run_ == plan_->run_list().size() || stop_.load(); }
-  std::uint64_t uncut_bytes_locked() const { return uncut_bytes_; }
-  void cut_locked(std::uint64_t max_bytes, std::size_t max_runs, Slice* slice);
+  bool exhausted_locked() const { return next_slice_ == plan_->slices().size() || stop_.load(); }
+  const PlanSlice& take_slice_locked() { return plan_->slices()[next_slice_++]; }
   void abort_locked(Status why);  // the first reason stays
   const Status& abort_reason_locked() const { return abort_reason_; }
   void fail_run_locked(std::uint32_t run, const Status& why) { failures_.emplace_back(run, why); }
@@ -76,21 +59,19 @@ class TransferImpl final : public Transfer, public std::enable_shared_from_this<
 
  private:
   Status summary(std::size_t failed_pieces) const;
-  std::size_t count_failed_pieces() const;
+  std::vector<Status> collect_piece_status() const;
 
   const std::shared_ptr<const PlanImpl> plan_;
-  std::vector<RegionTable::Pin> pins_;  // by local_index; released before the transfer counts as settled
+  std::vector<RegionTable::Pin> pins_;  // released before the transfer counts as settled
   const Deadline deadline_;
   const std::string notify_;
   const Clock::time_point started_ = Clock::now();
 
   std::atomic<bool> stop_{false};
-  std::size_t next_run_ = 0;      // first run that is not wholly cut; guarded by the pool's mutex, as are those below
-  std::uint64_t run_offset_ = 0;  // what of it is cut already
-  std::uint64_t uncut_bytes_ = 0;
-  std::uint32_t pending_slices_ = 0;  // cut and not finished: executing, or waiting for a retry
+  std::size_t next_slice_ = 0;        // of the plan's; guarded by the pool's mutex, as are those below
+  std::uint32_t pending_slices_ = 0;  // taken and not finished: executing, or waiting for a retry
   Status abort_reason_;
-  std::vector<std::pair<std::uint32_t, Status>> failures_;  // (run, why); a run may occur more than once
+  std::vector<std::pair<std::uint32_t, Status>> failures_;  // (run, why)
   std::vector<std::string_view> transports_;
 
   std::atomic<bool> settled_{false};

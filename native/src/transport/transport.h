@@ -4,6 +4,7 @@
 
 #include <atomic>
 #include <cstddef>
+#include <cstdint>
 #include <memory>
 #include <span>
 #include <string>
@@ -25,7 +26,16 @@ struct RunOp {
   std::uint64_t length = 0;
 };
 
-// A lane to one peer. execute() is called by one thread at a time; interrupt() from any.
+// What a rail moves in one go.
+struct Batch {
+  Op op = Op::kRead;
+  std::span<const RunOp> runs;
+  // Not 0: the name of exactly these runs, unique in this process and the same each time they come. A rail may remember
+  // what it made of a list; names are never used again, so that forgetting one is always right.
+  std::uint64_t list = 0;
+};
+
+// A lane to one peer. execute() is called by one thread at a time, not always by the same; interrupt() from any.
 class Rail {
  public:
   virtual ~Rail() = default;
@@ -34,8 +44,11 @@ class Rail {
   // Returns OK when the rail can be used again: a result that is not OK is then final for its run (e.g. kStale). Any
   // other return means the rail is broken; runs whose result is not final by is_final() may be tried on another rail.
   // Never returns later than `deadline` plus 100 ms; stops early when `cancelled` is set or interrupt() is called.
-  virtual Status execute(Op op, std::span<const RunOp> runs, std::span<Status> results, Deadline deadline,
+  virtual Status execute(const Batch& batch, std::span<Status> results, Deadline deadline,
                          const std::atomic<bool>& cancelled) = 0;
+  // True: execute() copies memory by itself and waits for nobody, so that a small batch may as well be moved by the
+  // thread that submits it.
+  virtual bool immediate() const { return false; }
   // A running execute() ends soon; the rail may be broken by it. Comes after `cancelled` was set, so that an interrupt
   // that is too late for its execute() may be, and is, ignored by the next.
   virtual void interrupt() = 0;

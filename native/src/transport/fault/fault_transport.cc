@@ -12,8 +12,9 @@ class FaultRail final : public Rail {
   FaultRail(std::unique_ptr<Rail> inner, FaultTransport& owner) : inner_(std::move(inner)), owner_(owner) {}
 
   std::string_view transport() const override { return inner_->transport(); }
-  Status execute(Op op, std::span<const RunOp> runs, std::span<Status> results, Deadline deadline,
+  Status execute(const Batch& batch, std::span<Status> results, Deadline deadline,
                  const std::atomic<bool>& cancelled) override;
+  bool immediate() const override { return inner_->immediate() && !owner_.waits(); }
   void interrupt() override {
     interrupted_ = true;
     inner_->interrupt();
@@ -21,10 +22,9 @@ class FaultRail final : public Rail {
 
  private:
   Status pause(milliseconds time, Deadline deadline, const std::atomic<bool>& cancelled) const;
-  Status cut_short(Op op, std::span<const RunOp> runs, std::span<Status> results, Deadline deadline,
+  Status cut_short(const Batch& batch, std::span<Status> results, Deadline deadline,
                    const std::atomic<bool>& cancelled);
-  Status corrupt(Op op, std::span<const RunOp> runs, std::span<Status> results, Deadline deadline,
-                 const std::atomic<bool>& cancelled);
+  Status corrupt(const Batch& batch, std::span<Status> results, Deadline deadline, const std::atomic<bool>& cancelled);
 
   const std::unique_ptr<Rail> inner_;
   FaultTransport& owner_;
@@ -54,51 +54,51 @@ Status FaultRail::pause(milliseconds time, Deadline deadline, const std::atomic<
   return {};
 }
 
-Status FaultRail::cut_short(Op op, std::span<const RunOp> runs, std::span<Status> results, Deadline deadline,
+Status FaultRail::cut_short(const Batch& batch, std::span<Status> results, Deadline deadline,
                             const std::atomic<bool>& cancelled) {
-  const std::size_t half = runs.size() / 2;
+  const std::size_t half = batch.runs.size() / 2;
   Status status;
-  if (half > 0) status = inner_->execute(op, runs.first(half), results.first(half), deadline, cancelled);
+  if (half > 0) status = inner_->execute({batch.op, batch.runs.first(half)}, results.first(half), deadline, cancelled);
   if (!status.ok()) return broken(results, status);
   return broken(results.subspan(half), {Code::kPeerLost, "fault: the rail broke half way"});
 }
 
-Status FaultRail::corrupt(Op op, std::span<const RunOp> runs, std::span<Status> results, Deadline deadline,
+Status FaultRail::corrupt(const Batch& batch, std::span<Status> results, Deadline deadline,
                           const std::atomic<bool>& cancelled) {
-  std::byte* const victim = runs.front().local;
-  if (op == Op::kRead) {
-    const Status status = inner_->execute(op, runs, results, deadline, cancelled);
+  std::byte* const victim = batch.runs.front().local;
+  if (batch.op == Op::kRead) {
+    const Status status = inner_->execute(batch, results, deadline, cancelled);
     *victim = ~*victim;
     return status;
   }
-  std::vector<RunOp> altered(runs.begin(), runs.end());
-  std::vector<std::byte> wrong(victim, victim + runs.front().length);
+  std::vector<RunOp> altered(batch.runs.begin(), batch.runs.end());
+  std::vector<std::byte> wrong(victim, victim + batch.runs.front().length);
   wrong.front() = ~wrong.front();
   altered.front().local = wrong.data();
-  return inner_->execute(op, altered, results, deadline, cancelled);
+  return inner_->execute({batch.op, altered}, results, deadline, cancelled);
 }
 
-Status FaultRail::execute(Op op, std::span<const RunOp> runs, std::span<Status> results, Deadline deadline,
+Status FaultRail::execute(const Batch& batch, std::span<Status> results, Deadline deadline,
                           const std::atomic<bool>& cancelled) {
   interrupted_ = false;
   const FaultRule* const rule = owner_.rule_for(++owner_.executions_, false);
-  if (rule == nullptr || runs.empty()) return inner_->execute(op, runs, results, deadline, cancelled);
+  if (rule == nullptr || batch.runs.empty()) return inner_->execute(batch, results, deadline, cancelled);
   switch (rule->action) {
     case FaultAction::kHang:
       return broken(results, pause(kLongestWait, deadline, cancelled));
     case FaultAction::kCut:
       return broken(results, {Code::kPeerLost, "fault: the rail broke"});
     case FaultAction::kShort:
-      return cut_short(op, runs, results, deadline, cancelled);
+      return cut_short(batch, results, deadline, cancelled);
     case FaultAction::kCorrupt:
-      return corrupt(op, runs, results, deadline, cancelled);
+      return corrupt(batch, results, deadline, cancelled);
     case FaultAction::kDelay:
     case FaultAction::kRefuse:
       break;
   }
   const Status paused = pause(rule->delay, deadline, cancelled);
   if (!paused.ok()) return broken(results, paused);
-  return inner_->execute(op, runs, results, deadline, cancelled);
+  return inner_->execute(batch, results, deadline, cancelled);
 }
 
 const FaultRule* FaultTransport::rule_for(std::uint64_t call, bool opening) const {
@@ -106,6 +106,12 @@ const FaultRule* FaultTransport::rule_for(std::uint64_t call, bool opening) cons
     return (candidate.action == FaultAction::kRefuse) == opening && candidate.applies(name(), call);
   });
   return rule == rules_.rend() ? nullptr : &*rule;
+}
+
+bool FaultTransport::waits() const {
+  return std::any_of(rules_.begin(), rules_.end(), [](const FaultRule& rule) {
+    return rule.action == FaultAction::kDelay || rule.action == FaultAction::kHang;
+  });
 }
 
 Result<std::unique_ptr<Rail>> FaultTransport::open_rail(const PeerContext& peer, Deadline deadline) {

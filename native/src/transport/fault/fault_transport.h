@@ -24,6 +24,7 @@ class FaultTransport final : public Transport {
   friend class FaultRail;
   // The rule for this call of the wanted kind, or null. Later rules win.
   const FaultRule* rule_for(std::uint64_t call, bool opening) const;
+  bool waits() const;  // some rule holds up execute()
 
   const std::unique_ptr<Transport> inner_;
   const std::vector<FaultRule> rules_;

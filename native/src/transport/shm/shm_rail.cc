@@ -21,11 +21,11 @@ Status ShmRail::check_attached() const {
   return {Code::kPeerLost, "shm: process " + std::to_string(attachment_.pid()) + " detached"};
 }
 
-Status ShmRail::execute(Op op, std::span<const RunOp> runs, std::span<Status> results, Deadline deadline,
+Status ShmRail::execute(const Batch& batch, std::span<Status> results, Deadline deadline,
                         const std::atomic<bool>& cancelled) {
   std::uint64_t bytes = 0;
-  for (const RunOp& run : runs) bytes += run.length;
-  const Job job{op, runs, results, deadline, cancelled, bytes >= kStreamFromBytes};
+  for (const RunOp& run : batch.runs) bytes += run.length;
+  const Job job{batch.op, batch.runs, results, deadline, cancelled, bytes >= kStreamFromBytes};
   interrupt_.clear();  // it was meant for an earlier job, or `cancelled` says the same
   Status status;
   {

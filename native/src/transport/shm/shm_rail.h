@@ -15,8 +15,9 @@ class ShmRail final : public Rail {
   ShmRail(Attachment attachment, Interrupt interrupt);
 
   std::string_view transport() const override { return "shm"; }
-  Status execute(Op op, std::span<const RunOp> runs, std::span<Status> results, Deadline deadline,
+  Status execute(const Batch& batch, std::span<Status> results, Deadline deadline,
                  const std::atomic<bool>& cancelled) override;
+  bool immediate() const override { return true; }
   void interrupt() override { interrupt_.set(); }
 
  private:

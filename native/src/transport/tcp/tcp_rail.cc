@@ -11,22 +11,22 @@ namespace kvferry {
 TcpRail::TcpRail(UniqueFd fd, Interrupt interrupt, Endpoint endpoint, bool checksum)
     : fd_(std::move(fd)), interrupt_(std::move(interrupt)), endpoint_(std::move(endpoint)), checksum_(checksum) {}
 
-Status TcpRail::execute(Op op, std::span<const RunOp> runs, std::span<Status> results, Deadline deadline,
+Status TcpRail::execute(const Batch& batch, std::span<Status> results, Deadline deadline,
                         const std::atomic<bool>& cancelled) {
   first_unfinished_ = 0;
   interrupt_.clear();  // it was meant for an earlier job, or `cancelled` says the same
-  const Status status = pipeline(op, runs, results, Wait{deadline, &interrupt_}, cancelled);
+  const Status status = pipeline(batch, results, Wait{deadline, &interrupt_}, cancelled);
   if (status.ok()) return {};
   const Status why = status.with_context("tcp to " + endpoint_.to_string());
-  for (std::size_t run = first_unfinished_; run < runs.size(); ++run) {
+  for (std::size_t run = first_unfinished_; run < batch.runs.size(); ++run) {
     if (results[run].ok()) results[run] = why;
   }
   return why;
 }
 
-Status TcpRail::pipeline(Op op, std::span<const RunOp> runs, std::span<Status> results, const Wait& wait,
+Status TcpRail::pipeline(const Batch& batch, std::span<Status> results, const Wait& wait,
                          const std::atomic<bool>& cancelled) {
-  RequestCutter cutter(runs);
+  RequestCutter cutter(batch.runs);
   std::size_t sent = 0, answered = 0;
   bool more = true;
   for (;;) {
@@ -35,14 +35,14 @@ Status TcpRail::pipeline(Op op, std::span<const RunOp> runs, std::span<Status> r
       TcpRequest& request = window_[sent % kWindow];
       more = cutter.next(&request);
       if (!more) break;
-      KVF_RETURN_IF_ERROR(send_request(op, &request, wait));
+      KVF_RETURN_IF_ERROR(send_request(batch.op, &request, wait));
       ++sent;
     }
     if (sent == answered) return {};
     const TcpRequest& request = window_[answered % kWindow];
-    KVF_RETURN_IF_ERROR(receive_reply(op, request, results, wait));
+    KVF_RETURN_IF_ERROR(receive_reply(batch.op, request, results, wait));
     const wire::PieceDescriptor& last = request.pieces.back();
-    const RunOp& run = runs[request.run.back()];
+    const RunOp& run = batch.runs[request.run.back()];
     const bool run_ends = last.offset + last.length == run.remote_offset + run.length;
     first_unfinished_ = request.run.back() + (run_ends ? 1 : 0);
     ++answered;

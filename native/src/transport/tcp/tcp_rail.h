@@ -18,15 +18,14 @@ class TcpRail final : public Rail {
   TcpRail(UniqueFd fd, Interrupt interrupt, Endpoint endpoint, bool checksum);
 
   std::string_view transport() const override { return "tcp"; }
-  Status execute(Op op, std::span<const RunOp> runs, std::span<Status> results, Deadline deadline,
+  Status execute(const Batch& batch, std::span<Status> results, Deadline deadline,
                  const std::atomic<bool>& cancelled) override;
   void interrupt() override { interrupt_.set(); }
 
  private:
   static constexpr std::size_t kWindow = 4;  // requests under way
 
-  Status pipeline(Op op, std::span<const RunOp> runs, std::span<Status> results, const Wait& wait,
-                  const std::atomic<bool>& cancelled);
+  Status pipeline(const Batch& batch, std::span<Status> results, const Wait& wait, const std::atomic<bool>& cancelled);
   Status send_request(Op op, TcpRequest* request, const Wait& wait);
   Status receive_reply(Op op, const TcpRequest& request, std::span<Status> results, const Wait& wait);
   Status receive_read_data(const Frame& frame, const TcpRequest& request, std::span<Status> results, const Wait& wait);
