@@ -41,7 +41,10 @@ def generate() -> str:
 def _formatted(text: str) -> str:
     ruff = [sys.executable, "-m", "ruff"]
     name = f"--stdin-filename={STUB}"
-    for arguments in (["check", "--fix", "--quiet", "--select=I,F401", name], ["format", "--quiet", name]):
+    for arguments in (
+        ["check", "--fix", "--quiet", "--select=I,F401,RUF022", name],
+        ["format", "--quiet", name],
+    ):
         done = subprocess.run(
             [*ruff, *arguments, "-"],
             input=text,

@@ -12,17 +12,23 @@ import typing_extensions
 
 __all__: list[str] = [
     "BLOCKING",
+    "Accelerator",
     "Endpoint",
     "Engine",
     "EngineOptions",
     "LogQueue",
     "Message",
+    "Nic",
+    "NicAddress",
+    "NumaNode",
     "Peer",
     "PeerStats",
     "Plan",
     "RegionInfo",
+    "Topology",
     "Transfer",
     "buffer_address",
+    "discover_topology",
     "set_log_level",
 ]
 
@@ -44,6 +50,91 @@ class LogQueue:
         Make this queue take every native log line of the process from now on.
         """
     def push(self, level: int, line: str) -> None: ...
+
+class NumaNode:
+    """
+    A NUMA node: CPUs and memory that are near each other.
+    """
+    @property
+    def cpus(self) -> str: ...
+    @property
+    def distances(self) -> list[int]: ...
+    @property
+    def id(self) -> int: ...
+    @property
+    def memory_bytes(self) -> int: ...
+
+class NicAddress:
+    """
+    An address of an interface, with its network's prefix length.
+    """
+    @property
+    def host(self) -> str: ...
+    @property
+    def prefix_length(self) -> int: ...
+
+class Accelerator:
+    """
+    A GPU or NPU, as the PCI bus shows it.
+    """
+    @property
+    def numa_node(self) -> int: ...
+    @property
+    def pci_address(self) -> str: ...
+    @property
+    def vendor(self) -> str: ...
+
+class Nic:
+    """
+    A network interface.
+    """
+    def distance(self, accelerator: Accelerator) -> str:
+        """
+        "same switch", "same root", "same node" or "cross".
+        """
+    @property
+    def addresses(self) -> list[NicAddress]: ...
+    @property
+    def loopback(self) -> bool: ...
+    @property
+    def name(self) -> str: ...
+    @property
+    def numa_node(self) -> int:
+        """
+        -1: none or unknown.
+        """
+    @property
+    def pci_address(self) -> str: ...
+    @property
+    def rdma_devices(self) -> list[str]: ...
+    @property
+    def speed_mbit(self) -> int:
+        """
+        0: unknown.
+        """
+    @property
+    def up(self) -> bool: ...
+
+class Topology:
+    """
+    What a machine is made of. Immutable.
+    """
+    @property
+    def accelerators(self) -> list[Accelerator]: ...
+    @property
+    def engines(self) -> list[str]:
+        """
+        Node ids of the engines that run in this network namespace.
+        """
+    @property
+    def nics(self) -> list[Nic]: ...
+    @property
+    def nodes(self) -> list[NumaNode]: ...
+    @property
+    def notes(self) -> list[str]:
+        """
+        What could not be read.
+        """
 
 class Endpoint:
     """
@@ -241,6 +332,7 @@ def buffer_address(buffer: typing.Any) -> int:
     Address of a contiguous buffer's first byte.
     """
 
+def discover_topology(root: str = "/") -> Topology: ...
 def set_log_level(level: int) -> None:
     """
     Drop native log lines below this level (10 debug, 20 info, 30 warning, 40 error).
@@ -248,6 +340,7 @@ def set_log_level(level: int) -> None:
 
 BLOCKING: tuple[str, ...] = (
     "LogQueue.drain",
+    "discover_topology",
     "Peer.refresh",
     "Peer.close",
     "Transfer.wait",

@@ -23,6 +23,7 @@ PYBIND11_MODULE(_native, module) {
   Blocking blocking;
   register_errors();
   bind_log(module, blocking);
+  bind_topology(module, blocking);
   bind_endpoint(module);
   bind_options(module);
   bind_region(module);

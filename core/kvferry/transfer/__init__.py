@@ -6,8 +6,9 @@ Errors are those of `kvferry.errors`; no other exception leaves here except for 
 
 from __future__ import annotations
 
-from kvferry._native import Endpoint, Message, PeerStats, Plan, RegionInfo
+from kvferry._native import Endpoint, Message, PeerStats, Plan, RegionInfo, Topology
 from kvferry.config import TransferOptions
+from kvferry.transfer._topology import topology
 from kvferry.transfer.engine import Engine
 from kvferry.transfer.handle import Transfer
 from kvferry.transfer.peer import Peer
@@ -22,6 +23,8 @@ __all__ = [
     "Plan",
     "Region",
     "RegionInfo",
+    "Topology",
     "Transfer",
     "TransferOptions",
+    "topology",
 ]
