@@ -15,8 +15,8 @@ FAILED = "kvferry_handoff_loads_total|failed"
 
 
 def test_same_tokens_as_one_engine(prefill: LabEngine, decode: LabEngine, reference) -> None:
-    # Eight at a time, and no two of one eight share a beginning: what another's load has already cached here, vLLM
-    # does not ask for again.
+    # Eight at a time, and no two of one eight share a beginning: what another's load has already cached here,
+    # vLLM does not ask for again.
     asked = [prompt for first in range(3) for prompt in prompts()[first::3]]
     assert len(asked) == 24
     before, loaded = decode.metric(HITS), decode.metric(LOADED)
