@@ -1,8 +1,11 @@
-// CRC-32C against RFC 3720 B.4, SHA-256 against FIPS 180-4 examples, HMAC against RFC 4231.
+// CRC-32C against RFC 3720 B.4, SHA-256 against FIPS 180-4 examples, HMAC against RFC 4231,
+// HKDF against RFC 5869.
 #include <gtest/gtest.h>
 
 #include <random>
+#include <span>
 #include <string>
+#include <vector>
 
 #include "base/crc32c.h"
 #include "base/sha256.h"
@@ -10,7 +13,7 @@
 namespace kvferry {
 namespace {
 
-std::string hex(const Digest& digest) {
+std::string hex(std::span<const std::uint8_t> digest) {
   constexpr std::string_view kDigits = "0123456789abcdef";
   std::string out;
   for (const std::uint8_t byte : digest) {
@@ -71,6 +74,19 @@ TEST(Sha256, PiecesGiveTheSameDigestAtEveryLengthNearABlock) {
   }
 }
 
+TEST(Sha256, InstructionEqualsPortable) {
+  std::mt19937 random(2);
+  Bytes bytes(64 * 9 + 1);
+  for (std::byte& byte : bytes) byte = static_cast<std::byte>(random());
+  for (std::size_t blocks = 0; blocks <= 9; ++blocks) {
+    Sha256State fast{1, 2, 3, 4, 5, 6, 7, 0xffffffff};
+    Sha256State plain = fast;
+    sha256_blocks(fast, bytes.data() + 1, blocks);  // at an odd address
+    sha256_blocks_portable(plain, bytes.data() + 1, blocks);
+    EXPECT_EQ(fast, plain) << blocks;
+  }
+}
+
 TEST(HmacSha256, MatchesRfc4231) {
   EXPECT_EQ(hmac_hex(std::string(20, '\x0b'), "Hi There"),
             "b0344c61d8db38535ca8afceaf0bf12b881dc200c9833da726e9376c2e32cff7");
@@ -88,6 +104,29 @@ TEST(HmacSha256, PartsAreConcatenated) {
             hmac_hex(std::string(20, '\x0b'), "Hi There"));
 }
 
+std::string bytes_from(unsigned first, unsigned count) {
+  std::string out;
+  for (unsigned i = 0; i < count; ++i) out += static_cast<char>(first + i);
+  return out;
+}
+
+std::string hkdf_hex(const std::string& salt, const std::string& secret, const std::string& info, std::size_t length) {
+  std::vector<std::uint8_t> out(length);
+  hkdf_sha256(as_byte_view(salt), as_byte_view(secret), as_byte_view(info), out);
+  return hex(out);
+}
+
+// RFC 5869, appendix A, test cases 1 to 3.
+TEST(HkdfSha256, MatchesRfc5869) {
+  EXPECT_EQ(hkdf_hex(bytes_from(0x00, 13), std::string(22, '\x0b'), bytes_from(0xf0, 10), 42),
+            "3cb25f25faacd57a90434f64d0362f2a2d2d0a90cf1a5a4c5db02d56ecc4c5bf34007208d5b887185865");
+  EXPECT_EQ(hkdf_hex(bytes_from(0x60, 80), bytes_from(0x00, 80), bytes_from(0xb0, 80), 82),
+            "b11e398dc80327a1c8e7f78c596a49344f012eda2d4efad8a050cc4c19afa97c"
+            "59045a99cac7827271cb41c65e590e09da3275600c2f09b8367793a9aca3db71cc30c58179ec3e87c14c01d5c1f3434f1d87");
+  EXPECT_EQ(hkdf_hex("", std::string(22, '\x0b'), "", 42),
+            "8da4e775a563c18f715f802a063c5a31b8a11f5c5ee1879ec3454e5f3c738d2d9d201395faa4b61a96c8");
+}
+
 TEST(Digest, ConstantTimeCompareSeesEveryBit) {
   const Digest a = sha256(as_byte_view("abc"));
   EXPECT_TRUE(equal_constant_time(a, a));
@@ -96,6 +135,7 @@ TEST(Digest, ConstantTimeCompareSeesEveryBit) {
     b[bit / 8] = static_cast<std::uint8_t>(b[bit / 8] ^ (1U << (bit % 8)));
     EXPECT_FALSE(equal_constant_time(a, b)) << bit;
   }
+  EXPECT_FALSE(equal_constant_time(a, std::span(a).first(31)));
 }
 
 }  // namespace

@@ -1,59 +1,22 @@
 #include "base/sha256.h"
 
 #include <algorithm>
-#include <bit>
 
 namespace kvferry {
-namespace {
-
-constexpr std::array<std::uint32_t, 64> kRound{
-    0x428a2f98, 0x71374491, 0xb5c0fbcf, 0xe9b5dba5, 0x3956c25b, 0x59f111f1, 0x923f82a4, 0xab1c5ed5,
-    0xd807aa98, 0x12835b01, 0x243185be, 0x550c7dc3, 0x72be5d74, 0x80deb1fe, 0x9bdc06a7, 0xc19bf174,
-    0xe49b69c1, 0xefbe4786, 0x0fc19dc6, 0x240ca1cc, 0x2de92c6f, 0x4a7484aa, 0x5cb0a9dc, 0x76f988da,
-    0x983e5152, 0xa831c66d, 0xb00327c8, 0xbf597fc7, 0xc6e00bf3, 0xd5a79147, 0x06ca6351, 0x14292967,
-    0x27b70a85, 0x2e1b2138, 0x4d2c6dfc, 0x53380d13, 0x650a7354, 0x766a0abb, 0x81c2c92e, 0x92722c85,
-    0xa2bfe8a1, 0xa81a664b, 0xc24b8b70, 0xc76c51a3, 0xd192e819, 0xd6990624, 0xf40e3585, 0x106aa070,
-    0x19a4c116, 0x1e376c08, 0x2748774c, 0x34b0bcb5, 0x391c0cb3, 0x4ed8aa4a, 0x5b9cca4f, 0x682e6ff3,
-    0x748f82ee, 0x78a5636f, 0x84c87814, 0x8cc70208, 0x90befffa, 0xa4506ceb, 0xbef9a3f7, 0xc67178f2};
-
-std::uint32_t load_big_endian(const std::uint8_t* p) {
-  return std::uint32_t{p[0]} << 24 | std::uint32_t{p[1]} << 16 | std::uint32_t{p[2]} << 8 | std::uint32_t{p[3]};
-}
-
-}  // namespace
-
-void Sha256::block(const std::uint8_t* data) {
-  std::array<std::uint32_t, 64> w{};
-  for (std::size_t i = 0; i < 16; ++i) w[i] = load_big_endian(data + 4 * i);
-  for (std::size_t i = 16; i < 64; ++i) {
-    const std::uint32_t s0 = std::rotr(w[i - 15], 7) ^ std::rotr(w[i - 15], 18) ^ (w[i - 15] >> 3);
-    const std::uint32_t s1 = std::rotr(w[i - 2], 17) ^ std::rotr(w[i - 2], 19) ^ (w[i - 2] >> 10);
-    w[i] = w[i - 16] + s0 + w[i - 7] + s1;
-  }
-  auto [a, b, c, d, e, f, g, h] = state_;
-  for (std::size_t i = 0; i < 64; ++i) {
-    const std::uint32_t s1 = std::rotr(e, 6) ^ std::rotr(e, 11) ^ std::rotr(e, 25);
-    const std::uint32_t t1 = h + s1 + ((e & f) ^ (~e & g)) + kRound[i] + w[i];
-    const std::uint32_t s0 = std::rotr(a, 2) ^ std::rotr(a, 13) ^ std::rotr(a, 22);
-    const std::uint32_t t2 = s0 + ((a & b) ^ (a & c) ^ (b & c));
-    h = g;
-    g = f;
-    f = e;
-    e = d + t1;
-    d = c;
-    c = b;
-    b = a;
-    a = t1 + t2;
-  }
-  const std::array<std::uint32_t, 8> add{a, b, c, d, e, f, g, h};
-  for (std::size_t i = 0; i < 8; ++i) state_[i] += add[i];
-}
 
 void Sha256::update(ByteView bytes) {
-  for (const std::byte byte : bytes) {
-    pending_[total_bytes_++ % 64] = static_cast<std::uint8_t>(byte);
-    if (total_bytes_ % 64 == 0) block(pending_.data());
+  const std::size_t used = total_bytes_ % 64;
+  total_bytes_ += bytes.size();
+  if (used > 0) {
+    const std::size_t take = std::min(bytes.size(), 64 - used);
+    std::copy_n(bytes.begin(), take, pending_.begin() + static_cast<std::ptrdiff_t>(used));
+    if (used + take < 64) return;
+    sha256_blocks(state_, pending_.data(), 1);
+    bytes = bytes.subspan(take);
   }
+  const std::size_t blocks = bytes.size() / 64;
+  if (blocks > 0) sha256_blocks(state_, bytes.data(), blocks);
+  std::ranges::copy(bytes.subspan(64 * blocks), pending_.begin());
 }
 
 Digest Sha256::finish() {
@@ -75,28 +38,45 @@ Digest sha256(ByteView bytes) {
   return hash.finish();
 }
 
-Digest hmac_sha256(ByteView key, std::span<const ByteView> parts) {
-  std::array<std::uint8_t, 64> padded{};
-  const Digest hashed = key.size() > padded.size() ? sha256(key) : Digest{};
-  const ByteView used = key.size() > padded.size() ? as_byte_view(hashed) : key;
-  std::transform(used.begin(), used.end(), padded.begin(), [](std::byte b) { return static_cast<std::uint8_t>(b); });
+HmacSha256::HmacSha256(ByteView key) {
+  const Digest hashed = key.size() > 64 ? sha256(key) : Digest{};
+  const ByteView used = key.size() > 64 ? as_byte_view(hashed) : key;
+  std::array<std::byte, 64> inner_pad{};
+  std::ranges::copy(used, inner_pad.begin());
+  std::array<std::byte, 64> outer_pad = inner_pad;
+  for (std::byte& byte : inner_pad) byte ^= std::byte{0x36};
+  for (std::byte& byte : outer_pad) byte ^= std::byte{0x5c};
+  inner_.update(inner_pad);
+  outer_.update(outer_pad);
+}
 
-  std::array<std::uint8_t, 64> inner_pad{};
-  std::array<std::uint8_t, 64> outer_pad{};
-  for (std::size_t i = 0; i < padded.size(); ++i) {
-    inner_pad[i] = padded[i] ^ 0x36;
-    outer_pad[i] = padded[i] ^ 0x5c;
-  }
-  Sha256 inner;
-  inner.update(as_byte_view(inner_pad));
+Digest HmacSha256::of(std::span<const ByteView> parts) const {
+  Sha256 inner = inner_;
   for (const ByteView part : parts) inner.update(part);
-  Sha256 outer;
-  outer.update(as_byte_view(outer_pad));
+  Sha256 outer = outer_;
   outer.update(as_byte_view(inner.finish()));
   return outer.finish();
 }
 
-bool equal_constant_time(const Digest& a, const Digest& b) {
+Digest hmac_sha256(ByteView key, std::span<const ByteView> parts) { return HmacSha256(key).of(parts); }
+
+void hkdf_sha256(ByteView salt, ByteView secret, ByteView info, std::span<std::uint8_t> out) {
+  const Digest extracted = hmac_sha256(salt, {&secret, 1});
+  const HmacSha256 expand(as_byte_view(extracted));
+  Digest previous{};
+  for (std::size_t done = 0, counter = 1; done < out.size(); ++counter) {
+    const std::array<std::byte, 1> number{static_cast<std::byte>(counter)};
+    const ByteView chained = counter == 1 ? ByteView() : as_byte_view(previous);
+    const std::array<ByteView, 3> parts{chained, info, number};
+    previous = expand.of(parts);
+    const std::size_t take = std::min(previous.size(), out.size() - done);
+    std::copy_n(previous.begin(), take, out.begin() + static_cast<std::ptrdiff_t>(done));
+    done += take;
+  }
+}
+
+bool equal_constant_time(std::span<const std::uint8_t> a, std::span<const std::uint8_t> b) {
+  if (a.size() != b.size()) return false;
   volatile std::uint8_t difference = 0;  // volatile: the compiler may not leave the loop early
   for (std::size_t i = 0; i < a.size(); ++i) difference = static_cast<std::uint8_t>(difference | (a[i] ^ b[i]));
   return difference == 0;

@@ -1,4 +1,5 @@
-// SHA-256 (FIPS 180-4) and HMAC-SHA-256 (RFC 2104), for the handshake only: small inputs, no streaming to disk.
+// SHA-256 (FIPS 180-4), HMAC-SHA-256 (RFC 2104) and HKDF-SHA-256 (RFC 5869), for the handshake and for the tags of
+// frames: small inputs. Uses the processor's SHA instructions where it has them.
 #pragma once
 
 #include <array>
@@ -7,6 +8,7 @@
 #include <string_view>
 
 #include "base/bytes.h"
+#include "base/sha256_blocks.h"
 
 namespace kvferry {
 
@@ -18,15 +20,27 @@ class Sha256 {
   Digest finish();  // the object must not be used afterwards
 
  private:
-  void block(const std::uint8_t* data);
-  std::array<std::uint32_t, 8> state_{0x6a09e667, 0xbb67ae85, 0x3c6ef372, 0xa54ff53a,
-                                      0x510e527f, 0x9b05688c, 0x1f83d9ab, 0x5be0cd19};
-  std::array<std::uint8_t, 64> pending_{};
+  Sha256State state_{0x6a09e667, 0xbb67ae85, 0x3c6ef372, 0xa54ff53a, 0x510e527f, 0x9b05688c, 0x1f83d9ab, 0x5be0cd19};
+  std::array<std::byte, 64> pending_{};
   std::uint64_t total_bytes_ = 0;
 };
 
+// A key made ready once for many messages. of() may be called from any thread.
+class HmacSha256 {
+ public:
+  explicit HmacSha256(ByteView key);
+  Digest of(std::span<const ByteView> parts) const;  // of the concatenation of parts
+
+ private:
+  Sha256 inner_;  // after the padded key
+  Sha256 outer_;
+};
+
 Digest sha256(ByteView bytes);
-Digest hmac_sha256(ByteView key, std::span<const ByteView> parts);  // of the concatenation of parts
-bool equal_constant_time(const Digest& a, const Digest& b);
+Digest hmac_sha256(ByteView key, std::span<const ByteView> parts);
+// `out` gets at most 255 * 32 bytes of key material, bound to `info`.
+void hkdf_sha256(ByteView salt, ByteView secret, ByteView info, std::span<std::uint8_t> out);
+// In a time that does not tell where they differ. Views of different lengths are unequal.
+bool equal_constant_time(std::span<const std::uint8_t> a, std::span<const std::uint8_t> b);
 
 }  // namespace kvferry
