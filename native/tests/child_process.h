@@ -20,7 +20,8 @@ namespace kvferry::testing {
 
 class ChildProcess {
  public:
-  ChildProcess(std::uint64_t length, const std::string& memory, const std::string& transports) {
+  ChildProcess(std::uint64_t length, const std::string& memory, const std::string& transports,
+               const std::string& security = "") {
     std::array<int, 2> input{}, output{};
     if (::pipe2(input.data(), O_CLOEXEC) != 0 || ::pipe2(output.data(), O_CLOEXEC) != 0) return;
     stdin_.reset(input[1]);
@@ -29,7 +30,7 @@ class ChildProcess {
     posix_spawn_file_actions_init(&actions);
     posix_spawn_file_actions_adddup2(&actions, child_in.get(), STDIN_FILENO);
     posix_spawn_file_actions_adddup2(&actions, child_out.get(), STDOUT_FILENO);
-    std::vector<std::string> words{KVFERRY_ENGINE_CHILD, std::to_string(length), memory, transports};
+    std::vector<std::string> words{KVFERRY_ENGINE_CHILD, std::to_string(length), memory, transports, security};
     std::vector<char*> arguments;
     for (std::string& word : words) arguments.push_back(word.data());
     arguments.push_back(nullptr);

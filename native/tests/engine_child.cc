@@ -1,6 +1,6 @@
 // A process with one engine, for tests that need a peer of another process: "engine_child LENGTH arena|foreign
-// TRANSPORTS". Fills its region with pattern(7, place), prints "endpoint node_id" and lives until its standard input
-// ends.
+// TRANSPORTS SECURITY" (see secured()). Fills its region with pattern(7, place), prints "endpoint node_id" and lives
+// until its standard input ends.
 #include <unistd.h>
 
 #include <cstdio>
@@ -12,11 +12,11 @@
 int main(int argc, char** argv) {
   using namespace kvferry;           // NOLINT: a test program
   using namespace kvferry::testing;  // NOLINT
-  if (argc != 4) return 2;
+  if (argc != 5) return 2;
   const std::uint64_t length = std::strtoull(argv[1], nullptr, 10);
   std::vector<std::string> transports{argv[3]};
   if (std::strcmp(argv[3], "both") == 0) transports = {"shm", "tcp"};
-  auto engine = Engine::create(options_for(transports));
+  auto engine = Engine::create(secured(options_for(transports), argv[4]));
   if (!engine.ok()) {
     std::fprintf(stderr, "%s\n", engine.status().to_string().c_str());
     return 1;

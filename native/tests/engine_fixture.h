@@ -34,6 +34,12 @@ inline EngineOptions options_for(std::vector<std::string> transports) {
   return options;
 }
 
+// What both ends must agree on: "" (nothing), or "secret" (the frames are tagged).
+inline EngineOptions secured(EngineOptions options, std::string_view security) {
+  if (security == "secret") options.cluster_secret = "sixteen bytes or more";
+  return options;
+}
+
 inline std::unique_ptr<Engine> make_engine(EngineOptions options = {}) {
   auto engine = Engine::create(std::move(options));
   if (!engine.ok()) {

@@ -51,10 +51,10 @@ class RawPeer {
     if (regions.ok()) regions_ = wire::Regions::decode(regions->body)->regions;
   }
   UniqueFd open(wire::Purpose purpose) {
-    UniqueFd fd = dial(engine_);
-    const auto ack = greet(fd.get(), node_, engine_.node_id(), purpose, patience());
+    Channel channel(dial(engine_));
+    const auto ack = greet(channel, node_, engine_.node_id(), purpose, patience());
     EXPECT_TRUE(ack.ok()) << ack.status().to_string();
-    return fd;
+    return channel.take_fd();
   }
   const UniqueFd& control() const { return control_; }
   const std::vector<RegionInfo>& regions() const { return regions_; }
@@ -165,9 +165,9 @@ TEST(Hardening, WithoutASecretOtherUsersAreRefused) {
       node.id = NodeId::random();
       node.endpoint = "127.0.0.1:1";
       node.secret = secret;
-      UniqueFd fd = dial(engine);
-      if (!greet(fd.get(), node, engine.node_id(), wire::Purpose::kControl, patience()).ok()) ::_exit(101);
-      const auto frame = recv_frame(fd.get(), patience());
+      Channel channel(dial(engine));
+      if (!greet(channel, node, engine.node_id(), wire::Purpose::kControl, patience()).ok()) ::_exit(101);
+      const auto frame = channel.receive(patience());
       if (!frame.ok()) ::_exit(102);
       const bool refused = frame->header.type == FrameType::kError;
       ::_exit(refused ? static_cast<int>(status_of_error_frame(frame->body).code()) : 0);
@@ -199,13 +199,13 @@ TEST(Hardening, DataConnectionsNeedAControlConnection) {
   Target target;
   LocalNode stranger;
   stranger.id = NodeId::random();
-  UniqueFd fd = dial(*target.engine);
-  ASSERT_TRUE(greet(fd.get(), stranger, {}, wire::Purpose::kTcpData, patience()).ok());
-  EXPECT_TRUE(is_closed(fd));
+  Channel data(dial(*target.engine));
+  ASSERT_TRUE(greet(data, stranger, {}, wire::Purpose::kTcpData, patience()).ok());
+  EXPECT_TRUE(is_closed(data.take_fd()));
   EXPECT_TRUE(eventually([&] { return dropped(*target.engine, "no_control_connection") == 1; }));
-  UniqueFd attach = dial(*target.engine);
-  ASSERT_TRUE(greet(attach.get(), stranger, {}, wire::Purpose::kShmAttach, patience()).ok());
-  EXPECT_TRUE(is_closed(attach)) << "shared memory is not for the TCP listener";
+  Channel attach(dial(*target.engine));
+  ASSERT_TRUE(greet(attach, stranger, {}, wire::Purpose::kShmAttach, patience()).ok());
+  EXPECT_TRUE(is_closed(attach.take_fd())) << "shared memory is not for the TCP listener";
 }
 
 TEST(Hardening, DataConnectionsEndWithTheControlConnection) {

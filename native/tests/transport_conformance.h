@@ -22,6 +22,7 @@ struct Setup {
   bool arena = false;      // the owner's memory: allocated by its engine, or foreign
   std::string fault_plan;  // of the initiator
   bool checksum = false;
+  std::string security;  // see secured()
 };
 
 inline void PrintTo(const Setup& setup, std::ostream* out) { *out << setup.name; }
@@ -52,7 +53,7 @@ class TransportConformance : public ::testing::TestWithParam<Setup> {
     EngineOptions options = options_for({GetParam().transport});
     options.allow_fallback = false;
     options.checksum = GetParam().checksum;
-    return options;
+    return secured(options, GetParam().security);
   }
 
   // Registers memory with the far engine, of the kind under test.
@@ -290,7 +291,7 @@ TEST_P(TransportConformance, SettlesWhenThePeerCloses) {
 
 TEST_P(TransportConformance, SettlesWhenThePeerIsKilled) {
   for (int round = 0; round < 3; ++round) {
-    ChildProcess child(kLength, GetParam().arena ? "arena" : "foreign", GetParam().transport);
+    ChildProcess child(kLength, GetParam().arena ? "arena" : "foreign", GetParam().transport, GetParam().security);
     ASSERT_TRUE(child.running());
     auto peer = near_->connect(child.endpoint(), child.node_id(), milliseconds(5000));
     ASSERT_TRUE(peer.ok()) << peer.status().to_string();

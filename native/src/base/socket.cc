@@ -212,6 +212,12 @@ bool is_hung_up(int fd) {
   return ::poll(&poller, 1, 0) > 0;
 }
 
+bool is_unix_socket(int fd) {
+  int domain = 0;
+  socklen_t length = sizeof(domain);
+  return ::getsockopt(fd, SOL_SOCKET, SO_DOMAIN, &domain, &length) == 0 && domain == AF_UNIX;
+}
+
 Result<PeerCredentials> peer_credentials(int fd) {
   ucred credentials{};
   socklen_t length = sizeof(credentials);

@@ -75,6 +75,7 @@ Status recv_vectored(int fd, std::span<iovec> segments, const Wait& wait);
 Status send_with_fds(int fd, ByteView bytes, std::span<const int> fds, const Wait& wait);
 // Fills `out`; whatever descriptors came along. More than max_fds, or a cut control message: kProtocolError.
 Result<std::vector<UniqueFd>> recv_with_fds(int fd, MutableByteView out, std::size_t max_fds, const Wait& wait);
+bool is_unix_socket(int fd);
 Result<PeerCredentials> peer_credentials(int fd);
 
 Status set_no_delay(int fd);

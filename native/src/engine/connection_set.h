@@ -9,6 +9,7 @@
 
 #include "base/socket.h"
 #include "kvferry/node_id.h"
+#include "wire/channel.h"
 
 namespace kvferry {
 
@@ -16,15 +17,18 @@ namespace kvferry {
 class InboundConnection {
  public:
   InboundConnection(UniqueFd fd, Interrupt interrupt, bool same_host)
-      : fd_(std::move(fd)), interrupt_(std::move(interrupt)), same_host_(same_host) {}
+      : channel_(std::move(fd)), interrupt_(std::move(interrupt)), same_host_(same_host) {}
 
-  int fd() const { return fd_.get(); }
+  int fd() const { return channel_.fd(); }
+  Channel& channel() { return channel_; }
   const Interrupt& interrupt() const { return interrupt_; }
   bool same_host() const { return same_host_; }  // came by the unix listener
-  UniqueFd take_fd() { return std::move(fd_); }  // only by the serving thread; the set knows only the interrupt
+  Channel take_channel() {
+    return std::move(channel_);
+  }  // only by the serving thread; the set knows only the interrupt
 
  private:
-  UniqueFd fd_;
+  Channel channel_;
   const Interrupt interrupt_;
   const bool same_host_;
 };

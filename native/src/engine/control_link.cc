@@ -34,30 +34,30 @@ void ControlLink::release_turn() {
 Status ControlLink::send(FrameType type, std::uint64_t request_id, ByteView body, Deadline deadline, bool* broken) {
   *broken = false;
   KVF_RETURN_IF_ERROR(acquire_turn(deadline));
-  Status status = wait_for(fd_.get(), POLLOUT, Wait{deadline});
+  Status status = wait_for(channel_.fd(), POLLOUT, Wait{deadline});
   if (status.ok()) {
     const Deadline finish = std::max(deadline, deadline_in(kFinishFrame));
-    status = send_frame(fd_.get(), type, request_id, body, Wait{finish});
+    status = channel_.send(type, request_id, body, Wait{finish});
     *broken = !status.ok();
   }
   release_turn();
   return status;
 }
 
-Result<Frame> ControlLink::receive(Deadline deadline) { return recv_frame(fd_.get(), Wait{deadline}); }
+Result<Frame> ControlLink::receive(Deadline deadline) { return channel_.receive(Wait{deadline}); }
 
 void ControlLink::shut_down() {
   std::lock_guard lock(mutex_);
-  if (!closed_) kvferry::shut_down(fd_.get());
+  if (!closed_) kvferry::shut_down(channel_.fd());
 }
 
 void ControlLink::close() {
   std::unique_lock lock(mutex_);
   closed_ = true;
-  kvferry::shut_down(fd_.get());
+  kvferry::shut_down(channel_.fd());
   turn_.notify_all();
   turn_.wait(lock, [&] { return !sending_; });  // bounded: the socket is shut down
-  fd_.reset();
+  channel_.close();
 }
 
 }  // namespace kvferry

@@ -7,13 +7,13 @@
 
 #include "base/socket.h"
 #include "kvferry/types.h"
-#include "wire/frame.h"
+#include "wire/channel.h"
 
 namespace kvferry {
 
 class ControlLink {
  public:
-  explicit ControlLink(UniqueFd fd) : fd_(std::move(fd)) {}
+  explicit ControlLink(Channel channel) : channel_(std::move(channel)) {}
   ControlLink(const ControlLink&) = delete;
   ControlLink& operator=(const ControlLink&) = delete;
 
@@ -31,9 +31,9 @@ class ControlLink {
 
   std::mutex mutex_;
   std::condition_variable turn_;
-  bool sending_ = false;  // guarded by mutex_: whoever set it may write to fd_ without holding mutex_
+  bool sending_ = false;  // guarded by mutex_: whoever set it may send without holding mutex_
   bool closed_ = false;   // guarded by mutex_
-  UniqueFd fd_;           // reset only with mutex_ held and nobody sending
+  Channel channel_;       // closed only with mutex_ held and nobody sending
 };
 
 }  // namespace kvferry

@@ -146,17 +146,19 @@ Result<std::shared_ptr<Peer>> EngineImpl::connect(const Endpoint& endpoint, cons
   const Deadline deadline = deadline_in(timeout);
   const Wait wait{deadline, &stop_};
   KVF_ASSIGN_OR_RETURN(UniqueFd fd, connect_to(endpoint, wait));
-  const auto ack = greet(fd.get(), core_->local, expected, wire::Purpose::kControl, wait);
+  Channel channel(std::move(fd));
+  const auto ack = greet(channel, core_->local, expected, wire::Purpose::kControl, wait);
   if (!ack.ok()) return ack.status().with_context("handshake with " + endpoint.to_string());
-  if (core_->local.secret.empty() && endpoint.is_loopback()) KVF_RETURN_IF_ERROR(check_same_user(fd.get()));
-  KVF_ASSIGN_OR_RETURN(const std::shared_ptr<PeerImpl> peer, adopt(std::move(fd), endpoint, *ack));
+  if (core_->local.secret.empty() && endpoint.is_loopback()) KVF_RETURN_IF_ERROR(check_same_user(channel.fd()));
+  KVF_ASSIGN_OR_RETURN(const std::shared_ptr<PeerImpl> peer, adopt(std::move(channel), endpoint, *ack));
   const Status known = peer->wait_for_regions(deadline);
   if (known.ok()) return std::shared_ptr<Peer>(peer);
   peer->lose(known);
   return known;
 }
 
-Result<std::shared_ptr<PeerImpl>> EngineImpl::adopt(UniqueFd fd, const Endpoint& endpoint, const wire::HelloAck& ack) {
+Result<std::shared_ptr<PeerImpl>> EngineImpl::adopt(Channel channel, const Endpoint& endpoint,
+                                                    const wire::HelloAck& ack) {
   PeerImpl::Identity identity;
   identity.handle = core_->peers.next_handle();
   identity.node_id = ack.self;
@@ -166,7 +168,7 @@ Result<std::shared_ptr<PeerImpl>> EngineImpl::adopt(UniqueFd fd, const Endpoint&
   }
   identity.shm_name = ack.shm_name;
   identity.same_host = core_->local.host.same_host(ack.host);
-  auto peer = std::make_shared<PeerImpl>(core_, std::move(identity), std::move(fd));
+  auto peer = std::make_shared<PeerImpl>(core_, std::move(identity), std::move(channel));
   if (!core_->peers.add(peer)) return {Code::kCancelled, "the engine is closed"};
   core_->counters.add(Counters::kPeersConnected);
   const Status started = core_->threads.spawn("kvf-control", [peer] { peer->serve(); });

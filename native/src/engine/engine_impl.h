@@ -45,7 +45,7 @@ class EngineImpl final : public Engine {
   Status make_transports();
   Status start_threads();
   Status check_open() const;
-  Result<std::shared_ptr<PeerImpl>> adopt(UniqueFd fd, const Endpoint& endpoint, const wire::HelloAck& ack);
+  Result<std::shared_ptr<PeerImpl>> adopt(Channel channel, const Endpoint& endpoint, const wire::HelloAck& ack);
 
   const std::shared_ptr<EngineCore> core_;
   const Interrupt stop_;  // set by close(): ends the listeners and connects under way

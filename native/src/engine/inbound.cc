@@ -46,6 +46,8 @@ std::string_view service_drop_reason(Code code) {
       return "";
     case Code::kDeadlineExceeded:
       return "stalled";
+    case Code::kUnauthenticated:
+      return "forged_frame";
     case Code::kProtocolError:
     case Code::kDataCorrupt:
       return "malformed_request";
@@ -69,16 +71,16 @@ Status check_purpose(const EngineCore& core, const InboundConnection& connection
   return {Code::kUnavailable, "node " + hello.self.to_string() + " has no control connection here"};
 }
 
-Result<wire::Hello> admit(EngineCore& core, const InboundConnection& connection) {
+Result<wire::Hello> admit(EngineCore& core, InboundConnection& connection) {
   const Wait wait{deadline_in(kHandshakeTimeout), &connection.interrupt()};
   if (connection.same_host()) KVF_RETURN_IF_ERROR(check_same_user(connection.fd()));
-  KVF_ASSIGN_OR_RETURN(wire::Hello hello, receive_greeting(connection.fd(), core.local, wait));
+  KVF_ASSIGN_OR_RETURN(wire::Hello hello, receive_greeting(connection.channel(), core.local, wait));
   core.inbound.set_node(connection, hello.self);
   // A node without a secret listens on loopback only, which all users of the host can reach.
   Status admitted = core.local.secret.empty() ? check_same_user(connection.fd()) : Status();
   if (admitted.ok()) admitted = check_purpose(core, connection, hello);
   if (admitted.ok()) return hello;
-  send_refusal(connection.fd(), admitted);
+  send_refusal(connection.channel(), admitted);
   return admitted;
 }
 
@@ -95,10 +97,10 @@ Result<PeerImpl::Identity> identity_from(EngineCore& core, const wire::Hello& he
 Status serve_control(const std::shared_ptr<EngineCore>& core, InboundConnection& connection, const wire::Hello& hello) {
   auto identity = identity_from(*core, hello);
   if (!identity.ok()) {
-    send_refusal(connection.fd(), identity.status());
+    send_refusal(connection.channel(), identity.status());
     return {Code::kProtocolError, identity.status().message()};
   }
-  const auto peer = std::make_shared<PeerImpl>(core, *std::move(identity), connection.take_fd());
+  const auto peer = std::make_shared<PeerImpl>(core, *std::move(identity), connection.take_channel());
   if (!core->peers.add(peer)) return {Code::kCancelled, "the engine is closed"};
   core->counters.add(Counters::kPeersConnected);
   peer->serve();
@@ -111,7 +113,7 @@ Status serve(const std::shared_ptr<EngineCore>& core, InboundConnection& connect
       return serve_control(core, connection, hello);
     case wire::Purpose::kTcpData:
       if (core->local.host.same_host(hello.host)) tune_same_host_socket(connection.fd());
-      return TcpServer(connection.fd(), connection.interrupt(), core->regions, core->counters,
+      return TcpServer(connection.channel(), connection.interrupt(), core->regions, core->counters,
                        core->options.transfer_timeout)
           .serve();
     case wire::Purpose::kShmAttach:
@@ -128,7 +130,7 @@ void serve_inbound(const std::shared_ptr<EngineCore>& core, const std::shared_pt
     drop(*core, handshake_drop_reason(hello.status().code()), hello.status());
   } else {
     const Status end = serve(core, *connection, *hello);
-    if (end.code() == Code::kProtocolError) send_refusal(connection->fd(), end);
+    if (end.code() == Code::kProtocolError) send_refusal(connection->channel(), end);
     drop(*core, service_drop_reason(end.code()), end);
   }
   core->inbound.remove(*connection);

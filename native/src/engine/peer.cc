@@ -32,10 +32,10 @@ LanePool::Hooks hooks_of(PeerImpl* peer, EngineCore* core) {
 
 }  // namespace
 
-PeerImpl::PeerImpl(std::shared_ptr<EngineCore> core, Identity identity, UniqueFd fd)
+PeerImpl::PeerImpl(std::shared_ptr<EngineCore> core, Identity identity, Channel channel)
     : core_(std::move(core)),
       identity_(std::move(identity)),
-      link_(std::move(fd)),
+      link_(std::move(channel)),
       lanes_(core_->ranked_transports(), context_of(*core_, identity_), core_->options, core_->counters,
              hooks_of(this, core_.get())),
       last_heard_(Clock::now().time_since_epoch().count()) {}
@@ -155,6 +155,8 @@ void PeerImpl::serve() {
   }
   if (end.code() == Code::kProtocolError || end.code() == Code::kDataCorrupt) {
     core_->counters.add_dropped("malformed_control_frame");
+  } else if (end.code() == Code::kUnauthenticated) {
+    core_->counters.add_dropped("forged_frame");
   }
   lose(end);
   link_.close();

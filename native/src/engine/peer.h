@@ -30,7 +30,7 @@ class PeerImpl final : public Peer, public std::enable_shared_from_this<PeerImpl
     std::string shm_name;
     bool same_host = false;
   };
-  PeerImpl(std::shared_ptr<EngineCore> core, Identity identity, UniqueFd fd);
+  PeerImpl(std::shared_ptr<EngineCore> core, Identity identity, Channel channel);
 
   std::uint64_t handle() const override { return identity_.handle; }
   const NodeId& node_id() const override { return identity_.node_id; }

@@ -1,6 +1,5 @@
 #include "transport/greeting.h"
 
-#include <sys/socket.h>
 #include <unistd.h>
 
 #include "base/deadline.h"
@@ -22,9 +21,20 @@ wire::Nonce new_nonce() {
   return nonce;
 }
 
+// Nobody can take over a unix socket: the kernel vouches for what comes by it.
+void tag_frames(Channel& channel, const LocalNode& local, wire::Role self, const wire::Hello& hello,
+                const wire::HelloAck& ack) {
+  if (local.secret.empty() || is_unix_socket(channel.fd())) return;
+  const auto tagger = [&](wire::Role sender) {
+    return wire::FrameTagger(sender, wire::frame_key(local.secret, sender, hello, ack));
+  };
+  const wire::Role other = self == wire::Role::kInitiator ? wire::Role::kAcceptor : wire::Role::kInitiator;
+  channel.authenticate(tagger(self), tagger(other));
+}
+
 // Receives one frame of the wanted type; an ERROR frame becomes its Status.
-Result<Frame> expect(int fd, FrameType wanted, const Wait& wait) {
-  Result<Frame> frame = recv_frame(fd, wait, kMaxHandshakeBody);
+Result<Frame> expect(Channel& channel, FrameType wanted, const Wait& wait) {
+  Result<Frame> frame = channel.receive(wait, kMaxHandshakeBody);
   if (!frame.ok()) return frame;
   if (frame->header.type == FrameType::kError) return status_of_error_frame(frame->body);
   if (frame->header.type != wanted) {
@@ -46,11 +56,8 @@ Status status_of_error_frame(ByteView body) {
 }
 
 Status check_same_user(int fd) {
-  sockaddr_storage storage{};
-  socklen_t length = sizeof(storage);
-  ::getsockname(fd, reinterpret_cast<sockaddr*>(&storage), &length);
   uid_t user = 0;
-  if (storage.ss_family == AF_UNIX) {
+  if (is_unix_socket(fd)) {
     KVF_ASSIGN_OR_RETURN(const PeerCredentials who, peer_credentials(fd));
     user = who.uid;
   } else {
@@ -63,13 +70,13 @@ Status check_same_user(int fd) {
                                        std::to_string(::geteuid()) + ", the peer uid " + std::to_string(user)};
 }
 
-void send_refusal(int fd, const Status& why) {
+void send_refusal(Channel& channel, const Status& why) {
   const wire::Error error{why.code(), why.message()};
   // The connection ends in any case; the text is a courtesy.
-  (void)send_frame(fd, FrameType::kError, 0, error.encode(), Wait{deadline_in(kRefusalTimeout)});
+  (void)channel.send(FrameType::kError, 0, error.encode(), Wait{deadline_in(kRefusalTimeout)});
 }
 
-Result<wire::HelloAck> greet(int fd, const LocalNode& local, const NodeId& expected, wire::Purpose purpose,
+Result<wire::HelloAck> greet(Channel& channel, const LocalNode& local, const NodeId& expected, wire::Purpose purpose,
                              const Wait& wait) {
   wire::Hello hello;
   hello.min_version = hello.max_version = kWireVersion;
@@ -82,22 +89,24 @@ Result<wire::HelloAck> greet(int fd, const LocalNode& local, const NodeId& expec
   hello.endpoint = local.endpoint;
   hello.shm_name = local.shm_name;
   const Bytes hello_body = hello.encode();
-  KVF_RETURN_IF_ERROR(send_frame(fd, FrameType::kHello, 0, hello_body, wait));
+  KVF_RETURN_IF_ERROR(channel.send(FrameType::kHello, 0, hello_body, wait));
 
-  Result<Frame> frame = expect(fd, FrameType::kHelloAck, wait);
+  Result<Frame> frame = expect(channel, FrameType::kHelloAck, wait);
   if (!frame.ok()) return frame.status();
   Result<wire::HelloAck> ack = wire::HelloAck::decode(frame->body);
   if (!ack.ok()) return ack;
   KVF_RETURN_IF_ERROR(wire::check_hello_ack(*ack, frame->body, hello, hello_body, local.secret));
 
   const wire::Auth auth{wire::handshake_proof(local.secret, wire::Role::kInitiator, hello_body, frame->body)};
-  KVF_RETURN_IF_ERROR(send_frame(fd, FrameType::kAuth, 0, auth.encode(), wait));
+  KVF_RETURN_IF_ERROR(channel.send(FrameType::kAuth, 0, auth.encode(), wait));
+  tag_frames(channel, local, wire::Role::kInitiator, hello, *ack);
   return ack;
 }
 
 namespace {
 
-Status answer(int fd, const LocalNode& local, const wire::Hello& hello, ByteView hello_body, const Wait& wait) {
+Status answer(Channel& channel, const LocalNode& local, const wire::Hello& hello, ByteView hello_body,
+              const Wait& wait) {
   KVF_RETURN_IF_ERROR(wire::check_hello(hello, local.id, local.endpoint, !local.secret.empty()));
   wire::HelloAck ack;
   ack.version = kWireVersion;
@@ -110,24 +119,26 @@ Status answer(int fd, const LocalNode& local, const wire::Hello& hello, ByteView
   // The proof covers everything before it, so it is made over the encoding with an empty one.
   ack.proof = wire::handshake_proof(local.secret, wire::Role::kAcceptor, hello_body, ack.encode());
   const Bytes ack_body = ack.encode();
-  KVF_RETURN_IF_ERROR(send_frame(fd, FrameType::kHelloAck, 0, ack_body, wait));
+  KVF_RETURN_IF_ERROR(channel.send(FrameType::kHelloAck, 0, ack_body, wait));
 
-  Result<Frame> frame = expect(fd, FrameType::kAuth, wait);
+  Result<Frame> frame = expect(channel, FrameType::kAuth, wait);
   if (!frame.ok()) return frame.status();
   Result<wire::Auth> auth = wire::Auth::decode(frame->body);
   if (!auth.ok()) return auth.status();
-  return wire::check_auth(*auth, hello_body, ack_body, local.secret);
+  KVF_RETURN_IF_ERROR(wire::check_auth(*auth, hello_body, ack_body, local.secret));
+  tag_frames(channel, local, wire::Role::kAcceptor, hello, ack);
+  return {};
 }
 
 }  // namespace
 
-Result<wire::Hello> receive_greeting(int fd, const LocalNode& local, const Wait& wait) {
-  Result<Frame> frame = expect(fd, FrameType::kHello, wait);
+Result<wire::Hello> receive_greeting(Channel& channel, const LocalNode& local, const Wait& wait) {
+  Result<Frame> frame = expect(channel, FrameType::kHello, wait);
   if (!frame.ok()) return frame.status();
   Result<wire::Hello> hello = wire::Hello::decode(frame->body);
-  Status status = hello.ok() ? answer(fd, local, *hello, frame->body, wait) : hello.status();
+  Status status = hello.ok() ? answer(channel, local, *hello, frame->body, wait) : hello.status();
   if (status.ok()) return hello;
-  send_refusal(fd, status);
+  send_refusal(channel, status);
   return status;
 }
 

@@ -7,6 +7,7 @@
 #include "base/socket.h"
 #include "kvferry/node_id.h"
 #include "kvferry/status.h"
+#include "wire/channel.h"
 #include "wire/messages.h"
 
 namespace kvferry {
@@ -22,19 +23,21 @@ struct LocalNode {  // what we say of ourselves; fixed once the engine listens
 // The unix listener of a node: the same for everybody, so that no peer sends us anywhere else.
 std::string shm_name_of(const NodeId& id);
 
+// Both ends leave the channel with tagged frames if there is a secret and the connection is not within the host.
+//
 // Initiator. `expected` may be nil. What the acceptor reports comes back as its own code, e.g. kIdentityMismatch.
-Result<wire::HelloAck> greet(int fd, const LocalNode& local, const NodeId& expected, wire::Purpose purpose,
+Result<wire::HelloAck> greet(Channel& channel, const LocalNode& local, const NodeId& expected, wire::Purpose purpose,
                              const Wait& wait);
 
 // Acceptor. On a refusal the peer was told why.
-Result<wire::Hello> receive_greeting(int fd, const LocalNode& local, const Wait& wait);
+Result<wire::Hello> receive_greeting(Channel& channel, const LocalNode& local, const Wait& wait);
 
 // Without a secret only processes of our own user are trusted. OK if the peer of a connection within this host, by unix
 // socket or loopback, is one; else kPermissionDenied.
 Status check_same_user(int fd);
 
 // Best effort: an ERROR frame that ends the connection.
-void send_refusal(int fd, const Status& why);
+void send_refusal(Channel& channel, const Status& why);
 
 // The Status that an ERROR frame carries; kProtocolError if it cannot be read.
 Status status_of_error_frame(ByteView body);

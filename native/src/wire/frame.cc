@@ -47,10 +47,6 @@ const TypeTraits& traits(FrameType type) {
 
 Status malformed(const std::string& why) { return {Code::kProtocolError, "frame header: " + why}; }
 
-FrameHeader header_for(FrameType type, std::uint64_t request_id, ByteView body, std::uint16_t flags) {
-  return {type, flags, static_cast<std::uint32_t>(body.size()), crc32c(body), request_id};
-}
-
 // One receive path for both kinds of socket: `header_fds` came with the header.
 Result<Frame> recv_body(int fd, const FrameHeader& header, std::vector<UniqueFd> header_fds, const Wait& wait) {
   Frame frame{header, Bytes(header.body_bytes), std::move(header_fds)};
@@ -113,8 +109,12 @@ Status FrameHeader::check_body(ByteView body) const {
   return {};
 }
 
+FrameHeader frame_header(FrameType type, std::uint64_t request_id, ByteView body, std::uint16_t flags) {
+  return {type, flags, static_cast<std::uint32_t>(body.size()), crc32c(body), request_id};
+}
+
 Bytes encode_frame(FrameType type, std::uint64_t request_id, ByteView body, std::uint16_t flags) {
-  const auto header = header_for(type, request_id, body, flags).encode();
+  const auto header = frame_header(type, request_id, body, flags).encode();
   Bytes out(header.size() + body.size());
   std::ranges::copy(body, std::ranges::copy(header, out.begin()).out);
   return out;
@@ -122,17 +122,23 @@ Bytes encode_frame(FrameType type, std::uint64_t request_id, ByteView body, std:
 
 Status send_frame(int fd, FrameType type, std::uint64_t request_id, ByteView body, const Wait& wait,
                   std::uint16_t flags) {
-  auto header = header_for(type, request_id, body, flags).encode();
+  auto header = frame_header(type, request_id, body, flags).encode();
   std::array<iovec, 2> segments{iovec{header.data(), header.size()},
                                 iovec{const_cast<std::byte*>(body.data()), body.size()}};
   return send_vectored(fd, segments, wait);
 }
 
-Result<Frame> recv_frame(int fd, const Wait& wait, std::size_t max_body) {
-  std::array<std::byte, kFrameHeaderBytes> bytes{};
+Result<FrameHeader> recv_frame_header(int fd, std::span<std::byte, kFrameHeaderBytes> bytes, const Wait& wait,
+                                      std::size_t max_body) {
   KVF_RETURN_IF_ERROR(recv_exact(fd, bytes, wait));
   KVF_ASSIGN_OR_RETURN(const FrameHeader header, FrameHeader::decode(bytes));
   if (header.body_bytes > max_body) return malformed(std::string(frame_type_name(header.type)) + " is too long here");
+  return header;
+}
+
+Result<Frame> recv_frame(int fd, const Wait& wait, std::size_t max_body) {
+  std::array<std::byte, kFrameHeaderBytes> bytes{};
+  KVF_ASSIGN_OR_RETURN(const FrameHeader header, recv_frame_header(fd, bytes, wait, max_body));
   return recv_body(fd, header, {}, wait);
 }
 

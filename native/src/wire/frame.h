@@ -61,6 +61,7 @@ struct Frame {
   std::vector<UniqueFd> fds;  // unix sockets only, see recv_frame_with_fds
 };
 
+FrameHeader frame_header(FrameType type, std::uint64_t request_id, ByteView body, std::uint16_t flags);
 // Header and body in one piece of memory. The body must be within max_body_bytes(type).
 Bytes encode_frame(FrameType type, std::uint64_t request_id, ByteView body, std::uint16_t flags = 0);
 
@@ -69,6 +70,9 @@ Status send_frame(int fd, FrameType type, std::uint64_t request_id, ByteView bod
 // Reads header and body, both checked. Raw payload, where the type has one, is left in the stream. A body above
 // `max_body`, whatever its type allows, is refused before memory is taken for it.
 Result<Frame> recv_frame(int fd, const Wait& wait, std::size_t max_body = kMaxBodyBytes);
+// Its first half: `bytes` are filled and decoded.
+Result<FrameHeader> recv_frame_header(int fd, std::span<std::byte, kFrameHeaderBytes> bytes, const Wait& wait,
+                                      std::size_t max_body = kMaxBodyBytes);
 
 Status send_frame_with_fds(int fd, FrameType type, std::uint64_t request_id, ByteView body, std::span<const int> fds,
                            const Wait& wait);

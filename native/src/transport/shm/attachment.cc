@@ -39,8 +39,10 @@ Result<Attachment> Attachment::open(const LocalNode& local, const NodeId& owner,
   KVF_ASSIGN_OR_RETURN(UniqueFd fd, connect_to(shm_name, wait));
   KVF_ASSIGN_OR_RETURN(const PeerCredentials who, peer_credentials(fd.get()));
   KVF_RETURN_IF_ERROR(check_same_user(fd.get()));
-  const auto ack = greet(fd.get(), local, owner, wire::Purpose::kShmAttach, wait);
+  Channel channel(std::move(fd));
+  const auto ack = greet(channel, local, owner, wire::Purpose::kShmAttach, wait);
   if (!ack.ok()) return ack.status();
+  fd = channel.take_fd();
   KVF_ASSIGN_OR_RETURN(Frame frame, receive(fd.get(), FrameType::kShmAttached, 2, wait));
   const auto attached = wire::ShmAttached::decode(frame.body);
   if (!attached.ok()) return attached.status();

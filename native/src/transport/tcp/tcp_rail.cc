@@ -8,8 +8,11 @@
 
 namespace kvferry {
 
-TcpRail::TcpRail(UniqueFd fd, Interrupt interrupt, Endpoint endpoint, bool checksum)
-    : fd_(std::move(fd)), interrupt_(std::move(interrupt)), endpoint_(std::move(endpoint)), checksum_(checksum) {}
+TcpRail::TcpRail(Channel channel, Interrupt interrupt, Endpoint endpoint, bool checksum)
+    : channel_(std::move(channel)),
+      interrupt_(std::move(interrupt)),
+      endpoint_(std::move(endpoint)),
+      checksum_(checksum) {}
 
 Status TcpRail::execute(const Batch& batch, std::span<Status> results, Deadline deadline,
                         const std::atomic<bool>& cancelled) {
@@ -53,7 +56,7 @@ Status TcpRail::send_request(Op op, TcpRequest* request, const Wait& wait) {
   request->id = ++last_request_id_;
   const std::uint16_t flags = checksum_ ? kFlagChecksum : 0;
   if (op == Op::kRead) {
-    return send_frame(fd_.get(), FrameType::kRead, request->id, wire::Read{request->pieces}.encode(), wait, flags);
+    return channel_.send(FrameType::kRead, request->id, wire::Read{request->pieces}.encode(), wait, flags);
   }
   std::vector<std::uint32_t> checksums;
   segments_.assign(1, iovec{});
@@ -62,13 +65,13 @@ Status TcpRail::send_request(Op op, TcpRequest* request, const Wait& wait) {
     segments_.push_back({request->local[i], length});
     if (checksum_) checksums.push_back(crc32c({request->local[i], length}));
   }
-  Bytes head = encode_frame(FrameType::kWrite, request->id, wire::Write{request->pieces, checksums}.encode(), flags);
+  Bytes head = channel_.encode(FrameType::kWrite, request->id, wire::Write{request->pieces, checksums}.encode(), flags);
   segments_[0] = {head.data(), head.size()};
-  return send_vectored(fd_.get(), segments_, wait);
+  return channel_.send_vectored(segments_, wait);
 }
 
 Status TcpRail::receive_reply(Op op, const TcpRequest& request, std::span<Status> results, const Wait& wait) {
-  KVF_ASSIGN_OR_RETURN(const Frame frame, recv_frame(fd_.get(), wait));
+  KVF_ASSIGN_OR_RETURN(const Frame frame, channel_.receive(wait));
   if (frame.header.type == FrameType::kError) return status_of_error_frame(frame.body);
   const FrameType wanted = op == Op::kRead ? FrameType::kReadData : FrameType::kWriteAck;
   if (frame.header.type != wanted || frame.header.request_id != request.id) {
@@ -107,7 +110,7 @@ Status TcpRail::receive_read_data(const Frame& frame, const TcpRequest& request,
     }
   }
   if (expected != reply.payload_bytes) return {Code::kProtocolError, "READ_DATA announces another length"};
-  KVF_RETURN_IF_ERROR(recv_vectored(fd_.get(), segments_, wait));
+  KVF_RETURN_IF_ERROR(channel_.recv_vectored(segments_, wait));
   if ((frame.header.flags & kFlagChecksum) == 0) {
     return checksum_ ? Status(Code::kProtocolError, "READ_DATA lacks the checksums asked for") : Status();
   }

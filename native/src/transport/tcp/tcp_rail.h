@@ -9,13 +9,13 @@
 #include "base/socket.h"
 #include "transport/tcp/request_cutter.h"
 #include "transport/transport.h"
-#include "wire/frame.h"
+#include "wire/channel.h"
 
 namespace kvferry {
 
 class TcpRail final : public Rail {
  public:
-  TcpRail(UniqueFd fd, Interrupt interrupt, Endpoint endpoint, bool checksum);
+  TcpRail(Channel channel, Interrupt interrupt, Endpoint endpoint, bool checksum);
 
   std::string_view transport() const override { return "tcp"; }
   Status execute(const Batch& batch, std::span<Status> results, Deadline deadline,
@@ -32,7 +32,7 @@ class TcpRail final : public Rail {
   Status receive_write_ack(const Frame& frame, const TcpRequest& request, std::span<Status> results);
   Status verify(const TcpRequest& request, std::span<const wire::PieceResult> replies);
 
-  UniqueFd fd_;
+  Channel channel_;
   Interrupt interrupt_;
   const Endpoint endpoint_;
   const bool checksum_;

@@ -1,7 +1,5 @@
 #include "transport/tcp/tcp_server.h"
 
-#include <poll.h>
-
 #include <algorithm>
 
 #include "base/crc32c.h"
@@ -25,8 +23,8 @@ Wait TcpServer::request_wait() const { return Wait{deadline_in(stall_timeout_), 
 Status TcpServer::serve() {
   for (;;) {
     // Between requests the peer may rest as long as its control connection lives: then the interrupt is set.
-    KVF_RETURN_IF_ERROR(wait_for(fd_, POLLIN, Wait{deadline_in(kLongestWait), &interrupt_}));
-    KVF_ASSIGN_OR_RETURN(const Frame frame, recv_frame(fd_, request_wait()));
+    KVF_RETURN_IF_ERROR(channel_.wait_readable(Wait{deadline_in(kLongestWait), &interrupt_}));
+    KVF_ASSIGN_OR_RETURN(const Frame frame, channel_.receive(request_wait()));
     const Status status = handle(frame);
     release_pins();
     KVF_RETURN_IF_ERROR(status);
@@ -70,12 +68,12 @@ Status TcpServer::handle_read(const Frame& frame) {
     segments_.push_back({*address, piece.length});
     reply.payload_bytes += piece.length;
   }
-  Bytes head = encode_frame(FrameType::kReadData, frame.header.request_id, reply.encode(),
-                            checksum ? std::uint16_t{kFlagChecksum} : std::uint16_t{0});
+  Bytes head = channel_.encode(FrameType::kReadData, frame.header.request_id, reply.encode(),
+                               checksum ? std::uint16_t{kFlagChecksum} : std::uint16_t{0});
   segments_[0] = {head.data(), head.size()};
   {
     const OneSidedAccess reading;
-    KVF_RETURN_IF_ERROR(send_vectored(fd_, segments_, request_wait()));
+    KVF_RETURN_IF_ERROR(channel_.send_vectored(segments_, request_wait()));
   }
   counters_.add(Counters::kServedReadBytes, reply.payload_bytes);
   return {};
@@ -101,7 +99,7 @@ Status TcpServer::handle_write(const Frame& frame) {
   }
   release_pins();  // before the peer learns that it is done
   counters_.add(Counters::kServedWrittenBytes, accepted);
-  return send_frame(fd_, FrameType::kWriteAck, frame.header.request_id, ack.encode(), request_wait());
+  return channel_.send(FrameType::kWriteAck, frame.header.request_id, ack.encode(), request_wait());
 }
 
 // The payload of refused pieces is in the stream all the same.
@@ -121,7 +119,7 @@ Status TcpServer::discard_or_receive(const std::vector<wire::PieceDescriptor>& p
     }
   }
   const OneSidedAccess writing;
-  return recv_vectored(fd_, segments_, request_wait());
+  return channel_.recv_vectored(segments_, request_wait());
 }
 
 }  // namespace kvferry

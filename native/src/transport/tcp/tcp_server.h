@@ -8,7 +8,7 @@
 #include "base/counters.h"
 #include "base/socket.h"
 #include "memory/region_table.h"
-#include "wire/frame.h"
+#include "wire/channel.h"
 #include "wire/messages.h"
 
 namespace kvferry {
@@ -16,9 +16,13 @@ namespace kvferry {
 class TcpServer {
  public:
   // All referred to outlive the server. A peer that makes no progress within a request for `stall_timeout` is cut off.
-  TcpServer(int fd, const Interrupt& interrupt, const RegionTable& regions, Counters& counters,
+  TcpServer(Channel& channel, const Interrupt& interrupt, const RegionTable& regions, Counters& counters,
             milliseconds stall_timeout)
-      : fd_(fd), interrupt_(interrupt), regions_(regions), counters_(counters), stall_timeout_(stall_timeout) {}
+      : channel_(channel),
+        interrupt_(interrupt),
+        regions_(regions),
+        counters_(counters),
+        stall_timeout_(stall_timeout) {}
 
   Status serve();  // until the peer hangs up (kPeerLost), the interrupt (kCancelled) or an error
 
@@ -33,7 +37,7 @@ class TcpServer {
   Result<std::byte*> locate(const wire::PieceDescriptor& piece, Op op);
   void release_pins() { pins_.clear(); }
 
-  const int fd_;
+  Channel& channel_;
   const Interrupt& interrupt_;
   const RegionTable& regions_;
   Counters& counters_;

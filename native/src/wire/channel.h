@@ -1,0 +1,51 @@
+// One connection between two nodes: its socket and, once the handshake has agreed on them, the tags of its frames.
+// Raw payload goes through the same object, untagged.
+//
+// One thread at a time may send and another receive. shut_down() of the descriptor, from any thread, ends the waits of
+// both.
+#pragma once
+
+#include <optional>
+
+#include "base/socket.h"
+#include "wire/frame.h"
+#include "wire/frame_tag.h"
+
+namespace kvferry {
+
+class Channel {
+ public:
+  explicit Channel(UniqueFd fd) : fd_(std::move(fd)) {}
+  Channel(Channel&&) = default;
+
+  int fd() const { return fd_.get(); }
+  UniqueFd take_fd() { return std::move(fd_); }
+  void close() { fd_.reset(); }  // nobody may be using it
+
+  // From now on every frame carries a tag. Not while another thread uses the channel.
+  void authenticate(wire::FrameTagger send, wire::FrameTagger receive);
+
+  Status send(FrameType type, std::uint64_t request_id, ByteView body, const Wait& wait, std::uint16_t flags = 0);
+  // Header, body and tag in one piece of memory, for frames with payload. They are numbered as they are encoded: send
+  // them in that order, and before the next send().
+  Bytes encode(FrameType type, std::uint64_t request_id, ByteView body, std::uint16_t flags = 0);
+  // As recv_frame(); kUnauthenticated if the tag is not the one that the next frame of the peer must have.
+  Result<Frame> receive(const Wait& wait, std::size_t max_body = kMaxBodyBytes);
+
+  // Raw bytes: see base/socket.h.
+  Status send_vectored(std::span<iovec> segments, const Wait& wait) {
+    return kvferry::send_vectored(fd_.get(), segments, wait);
+  }
+  Status recv_vectored(std::span<iovec> segments, const Wait& wait) {
+    return kvferry::recv_vectored(fd_.get(), segments, wait);
+  }
+  // Until there is something to receive (or the peer hung up: the next call tells).
+  Status wait_readable(const Wait& wait);
+
+ private:
+  UniqueFd fd_;
+  std::optional<wire::FrameTagger> send_tags_;  // both or neither
+  std::optional<wire::FrameTagger> receive_tags_;
+};
+
+}  // namespace kvferry
