@@ -65,6 +65,7 @@ def hello(
         + os.urandom(32)
         + ENDPOINT
         + b"\0"
+        + struct.pack("<I", 0)
     )
 
 

@@ -35,10 +35,12 @@ void put_messages(const fs::path& root) {
   hello.self.bytes.fill(1);
   hello.endpoint = "127.0.0.1:4000";
   hello.shm_name = "unix:@kvferry";
+  hello.rails = {{"10.0.0.1:4001", 100000}, {"[fd00::1]:4002", 0}};
   put_message(root, FrameType::kHello, hello);
   wire::HelloAck ack;
   ack.self.bytes.fill(2);
   ack.endpoint = "[::1]:4000";
+  ack.rails = hello.rails;
   put_message(root, FrameType::kHelloAck, ack);
   put_message(root, FrameType::kAuth, wire::Auth{});
   put_message(root, FrameType::kError, wire::Error{Code::kStale, "replaced"});

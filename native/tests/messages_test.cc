@@ -33,6 +33,7 @@ Hello hello() {
   out.nonce.fill(0xaa);
   out.endpoint = "[fe80::1%eth0]:4000";
   out.shm_name = "unix:@kvferry-x";
+  out.rails = {{"10.0.0.1:4001", 100000}, {"[fe80::2%eth1]:4002", 0}};
   return out;
 }
 
@@ -43,6 +44,7 @@ HelloAck hello_ack() {
   out.host = host();
   out.nonce.fill(0xbb);
   out.endpoint = "127.0.0.1:1";
+  out.rails = {{"10.0.0.2:5001", 25000}};
   out.proof.fill(0xcc);
   return out;
 }
@@ -111,6 +113,7 @@ TEST(Messages, LargestOnesFitTheirCaps) {
   Hello largest = hello();
   largest.endpoint.assign(kMaxEndpointBytes, 'e');
   largest.shm_name.assign(kMaxEndpointBytes, 's');
+  largest.rails.assign(kMaxRails, {std::string(kMaxRailEndpointBytes, 'r'), 1});
   EXPECT_LE(largest.encode().size(), max_body_bytes(FrameType::kHello));
   EXPECT_TRUE(Hello::decode(largest.encode()).ok());
 
@@ -148,6 +151,17 @@ TEST(Hello, BadFieldsAreRefused) {
   Hello anyone = hello();
   anyone.expected = {};
   EXPECT_TRUE(Hello::decode(anyone.encode()).ok());
+}
+
+TEST(Hello, TooManyTooLongOrNamelessRailsAreRefused) {
+  Hello many = hello();
+  many.rails.assign(kMaxRails + 1, {"10.0.0.1:1", 1});
+  EXPECT_EQ(Hello::decode(many.encode()).status().code(), Code::kProtocolError);
+  HelloAck odd = hello_ack();
+  for (const std::string& text : {std::string(), std::string(kMaxRailEndpointBytes + 1, 'r')}) {
+    odd.rails = {{text, 1}};
+    EXPECT_EQ(HelloAck::decode(odd.encode()).status().code(), Code::kProtocolError) << text.size();
+  }
 }
 
 TEST(Error, LongTextIsCutAndOkIsNoError) {

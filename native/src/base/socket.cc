@@ -62,8 +62,8 @@ Result<Endpoint> endpoint_of(int fd, int (*ask)(int, sockaddr*, socklen_t*)) {
 
 // A loopback connect to a free ephemeral port can meet itself (simultaneous open): that is nobody.
 bool is_connected_to_itself(int fd) {
-  const auto local = endpoint_of(fd, ::getsockname);
-  const auto remote = endpoint_of(fd, ::getpeername);
+  const auto local = local_endpoint(fd);
+  const auto remote = remote_endpoint(fd);
   return local.ok() && remote.ok() && *local == *remote;
 }
 
@@ -146,6 +146,7 @@ Result<UniqueFd> listen_on(const Endpoint& endpoint, int backlog) {
 }
 
 Result<Endpoint> local_endpoint(int fd) { return endpoint_of(fd, ::getsockname); }
+Result<Endpoint> remote_endpoint(int fd) { return endpoint_of(fd, ::getpeername); }
 
 Result<UniqueFd> connect_to(const Endpoint& endpoint, const Wait& wait) {
   const std::string what = "cannot connect to " + endpoint.to_string();

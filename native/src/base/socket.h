@@ -54,6 +54,7 @@ struct Accepted {
 // TCP: SO_REUSEADDR; the IPv6 wildcard takes IPv4 as well. Port 0: see local_endpoint. A unix path must be free.
 Result<UniqueFd> listen_on(const Endpoint& endpoint, int backlog);
 Result<Endpoint> local_endpoint(int fd);
+Result<Endpoint> remote_endpoint(int fd);
 // TCP_NODELAY is set on TCP. The status names the endpoint.
 Result<UniqueFd> connect_to(const Endpoint& endpoint, const Wait& wait);
 // kResourceExhausted when out of descriptors: the connection stays queued, so pause before the next call.

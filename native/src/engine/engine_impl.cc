@@ -164,10 +164,11 @@ Result<std::shared_ptr<PeerImpl>> EngineImpl::adopt(Channel channel, const Endpo
   identity.node_id = ack.self;
   identity.endpoint = endpoint;
   if (endpoint.family() == Endpoint::Family::kUnix) {
-    KVF_ASSIGN_OR_RETURN(identity.endpoint, Endpoint::parse(ack.endpoint));  // where its data connections go
+    KVF_ASSIGN_OR_RETURN(identity.endpoint, Endpoint::parse(ack.endpoint));
   }
   identity.shm_name = ack.shm_name;
   identity.same_host = core_->local.host.same_host(ack.host);
+  identity.rails = usable_rails(ack.rails, channel.fd());
   auto peer = std::make_shared<PeerImpl>(core_, std::move(identity), std::move(channel));
   if (!core_->peers.add(peer)) return {Code::kCancelled, "the engine is closed"};
   core_->counters.add(Counters::kPeersConnected);

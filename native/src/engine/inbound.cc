@@ -84,18 +84,22 @@ Result<wire::Hello> admit(EngineCore& core, InboundConnection& connection) {
   return admitted;
 }
 
-Result<PeerImpl::Identity> identity_from(EngineCore& core, const wire::Hello& hello) {
+Result<PeerImpl::Identity> identity_from(EngineCore& core, const InboundConnection& connection,
+                                         const wire::Hello& hello) {
   PeerImpl::Identity identity;
   identity.node_id = hello.self;
   identity.same_host = core.local.host.same_host(hello.host);
   identity.shm_name = hello.shm_name;
-  KVF_ASSIGN_OR_RETURN(identity.endpoint, Endpoint::parse(hello.endpoint));
+  if (!hello.endpoint.empty()) {
+    KVF_ASSIGN_OR_RETURN(identity.endpoint, Endpoint::parse(hello.endpoint));
+  }
+  identity.rails = usable_rails(hello.rails, connection.fd());
   identity.handle = core.peers.next_handle();
   return identity;
 }
 
 Status serve_control(const std::shared_ptr<EngineCore>& core, InboundConnection& connection, const wire::Hello& hello) {
-  auto identity = identity_from(*core, hello);
+  auto identity = identity_from(*core, connection, hello);
   if (!identity.ok()) {
     send_refusal(connection.channel(), identity.status());
     return {Code::kProtocolError, identity.status().message()};

@@ -16,7 +16,7 @@ constexpr milliseconds kReplyTimeout{5000};  // for socket space, by the control
 constexpr milliseconds kLossPatience{200};
 
 PeerContext context_of(const EngineCore& core, const PeerImpl::Identity& identity) {
-  return {core.local.id, identity.node_id, identity.endpoint, identity.shm_name, identity.same_host};
+  return {core.local.id, identity.node_id, identity.endpoint, identity.shm_name, identity.same_host, identity.rails};
 }
 
 LanePool::Hooks hooks_of(PeerImpl* peer, EngineCore* core) {

@@ -26,9 +26,10 @@ class PeerImpl final : public Peer, public std::enable_shared_from_this<PeerImpl
   struct Identity {  // learned in the handshake
     std::uint64_t handle = 0;
     NodeId node_id;
-    Endpoint endpoint;
+    Endpoint endpoint;  // port 0: it told none that we can reach
     std::string shm_name;
     bool same_host = false;
+    std::vector<PeerRail> rails;
   };
   PeerImpl(std::shared_ptr<EngineCore> core, Identity identity, Channel channel);
 

@@ -5,6 +5,7 @@
 #include "base/deadline.h"
 #include "base/limits.h"
 #include "base/local_peer.h"
+#include "base/log.h"
 #include "base/random.h"
 #include "wire/frame.h"
 #include "wire/handshake.h"
@@ -13,12 +14,32 @@ namespace kvferry {
 namespace {
 
 constexpr milliseconds kRefusalTimeout{200};
-constexpr std::size_t kMaxHandshakeBody = kMaxErrorTextBytes + 16;  // ERROR is the longest frame of a handshake
 
 wire::Nonce new_nonce() {
   wire::Nonce nonce;
   fill_random(std::as_writable_bytes(std::span(nonce)));
   return nonce;
+}
+
+bool is_loopback(const std::string& endpoint) {
+  const auto parsed = Endpoint::parse(endpoint);
+  return parsed.ok() && parsed->is_loopback();
+}
+
+// A loopback address would send another host to itself: it is not told there.
+template <typename Greeting>
+void tell_addresses(const LocalNode& local, int fd, wire::Purpose purpose, Greeting* out) {
+  const bool everything = stays_on_host(fd);
+  out->endpoint = everything || !is_loopback(local.endpoint) ? local.endpoint : "";
+  if (purpose != wire::Purpose::kControl) return;
+  if (out->endpoint.empty()) {
+    log_event(LogLevel::kWarning, "loopback_not_advertised",
+              {{"endpoint", local.endpoint},
+               {"fix", "set transfer.bind or transfer.advertise to an address that other hosts can reach"}});
+  }
+  for (const LocalRail& rail : local.rails) {
+    if (everything || !rail.endpoint.is_loopback()) out->rails.push_back({rail.endpoint.to_string(), rail.speed_mbit});
+  }
 }
 
 // Nobody can take over a unix socket: the kernel vouches for what comes by it.
@@ -34,7 +55,7 @@ void tag_frames(Channel& channel, const LocalNode& local, wire::Role self, const
 
 // Receives one frame of the wanted type; an ERROR frame becomes its Status.
 Result<Frame> expect(Channel& channel, FrameType wanted, const Wait& wait) {
-  Result<Frame> frame = channel.receive(wait, kMaxHandshakeBody);
+  Result<Frame> frame = channel.receive(wait, kMaxHelloBytes);
   if (!frame.ok()) return frame;
   if (frame->header.type == FrameType::kError) return status_of_error_frame(frame->body);
   if (frame->header.type != wanted) {
@@ -45,6 +66,24 @@ Result<Frame> expect(Channel& channel, FrameType wanted, const Wait& wait) {
 }
 
 }  // namespace
+
+bool stays_on_host(int fd) {
+  const auto local = local_endpoint(fd);
+  if (!local.ok() || local->is_loopback()) return local.ok();
+  const auto remote = remote_endpoint(fd);
+  return remote.ok() && remote->host() == local->host();
+}
+
+std::vector<PeerRail> usable_rails(const std::vector<wire::RailAddress>& told, int fd) {
+  const bool same_host = stays_on_host(fd);
+  std::vector<PeerRail> rails;
+  for (const wire::RailAddress& rail : told) {
+    const auto endpoint = Endpoint::parse(rail.endpoint);
+    if (!endpoint.ok() || endpoint->is_wildcard() || endpoint->port() == 0) continue;
+    if (same_host || !endpoint->is_loopback()) rails.push_back({*endpoint, rail.speed_mbit});
+  }
+  return rails;
+}
 
 std::string shm_name_of(const NodeId& id) { return "unix:@kvferry-" + id.to_string(); }
 
@@ -86,7 +125,7 @@ Result<wire::HelloAck> greet(Channel& channel, const LocalNode& local, const Nod
   hello.expected = expected;
   hello.host = local.host;
   hello.nonce = new_nonce();
-  hello.endpoint = local.endpoint;
+  tell_addresses(local, channel.fd(), purpose, &hello);
   hello.shm_name = local.shm_name;
   const Bytes hello_body = hello.encode();
   KVF_RETURN_IF_ERROR(channel.send(FrameType::kHello, 0, hello_body, wait));
@@ -114,7 +153,7 @@ Status answer(Channel& channel, const LocalNode& local, const wire::Hello& hello
   ack.self = local.id;
   ack.host = local.host;
   ack.nonce = new_nonce();
-  ack.endpoint = local.endpoint;
+  tell_addresses(local, channel.fd(), hello.purpose, &ack);
   ack.shm_name = local.shm_name;
   // The proof covers everything before it, so it is made over the encoding with an empty one.
   ack.proof = wire::handshake_proof(local.secret, wire::Role::kAcceptor, hello_body, ack.encode());

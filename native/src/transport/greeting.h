@@ -2,15 +2,23 @@
 #pragma once
 
 #include <string>
+#include <vector>
 
 #include "base/host_id.h"
 #include "base/socket.h"
 #include "kvferry/node_id.h"
 #include "kvferry/status.h"
+#include "transport/transport.h"
 #include "wire/channel.h"
 #include "wire/messages.h"
 
 namespace kvferry {
+
+struct LocalRail {               // an address of ours that carries data
+  Endpoint endpoint;             // we listen there
+  std::uint32_t speed_mbit = 0;  // of its interface; 0: unknown
+  unsigned prefix_length = 0;    // of its network
+};
 
 struct LocalNode {  // what we say of ourselves; fixed once the engine listens
   NodeId id;
@@ -18,7 +26,14 @@ struct LocalNode {  // what we say of ourselves; fixed once the engine listens
   std::string endpoint;
   std::string shm_name;
   std::string secret;
+  std::vector<LocalRail> rails;  // none: data goes wherever the kernel routes it
 };
+
+// True if no byte of this connection leaves the host: loopback, unix, or from an address of ours to the same.
+bool stays_on_host(int fd);
+
+// Of the rails that a peer told over this connection, those that we may connect to.
+std::vector<PeerRail> usable_rails(const std::vector<wire::RailAddress>& told, int fd);
 
 // The unix listener of a node: the same for everybody, so that no peer sends us anywhere else.
 std::string shm_name_of(const NodeId& id);

@@ -60,6 +60,11 @@ constexpr bool is_final(Code code) {
          code == Code::kPermissionDenied || code == Code::kStale || code == Code::kUnsupported;
 }
 
+struct PeerRail {  // an address of the peer that data connections may go to
+  Endpoint endpoint;
+  std::uint32_t speed_mbit = 0;  // of its interface; 0: unknown
+};
+
 // What a transport may know of the peer it should open rails to.
 struct PeerContext {
   NodeId self;
@@ -67,6 +72,7 @@ struct PeerContext {
   Endpoint endpoint;     // the peer's listening endpoint
   std::string shm_name;  // the peer's same-host listener ("unix:@..."), empty if none
   bool same_host = false;
+  std::vector<PeerRail> rails;  // none: `endpoint` is the only one
 };
 
 class Transport {

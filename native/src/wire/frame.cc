@@ -20,8 +20,8 @@ constexpr std::size_t kMaxTextBody = kMaxErrorTextBytes + 16;
 // By type number; 0 is no type.
 constexpr std::array<TypeTraits, 18> kTypes{{
     {"UNKNOWN"},
-    {"HELLO", 1024},
-    {"HELLO_ACK", 1024},
+    {"HELLO", kMaxHelloBytes},
+    {"HELLO_ACK", kMaxHelloBytes},
     {"AUTH", 32},
     {"ERROR", kMaxTextBody},
     {"REGIONS_REQUEST"},

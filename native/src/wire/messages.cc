@@ -41,6 +41,25 @@ Purpose get_purpose(ByteReader& reader) {
   return static_cast<Purpose>(value);
 }
 
+void put_rails(ByteWriter& writer, const std::vector<RailAddress>& rails) {
+  writer.u32(static_cast<std::uint32_t>(rails.size()));
+  for (const RailAddress& rail : rails) {
+    writer.u32(rail.speed_mbit);
+    writer.text8(rail.endpoint);
+  }
+}
+
+std::vector<RailAddress> get_rails(ByteReader& reader) {
+  constexpr std::size_t kSmallestRailBytes = 6;
+  std::vector<RailAddress> rails(get_count(reader, kMaxRails, kSmallestRailBytes));
+  for (RailAddress& rail : rails) {
+    rail.speed_mbit = reader.u32();
+    rail.endpoint = reader.text8(kMaxRailEndpointBytes);
+    if (reader.ok() && rail.endpoint.empty()) reader.fail("a rail without an address");
+  }
+  return rails;
+}
+
 void put_region(ByteWriter& writer, const RegionInfo& region) {
   writer.u32(region.key.id);
   writer.u32(region.key.generation);
@@ -81,6 +100,7 @@ Bytes Hello::encode() const {
   writer.raw(as_byte_view(nonce));
   writer.text8(endpoint);
   writer.text8(shm_name);
+  put_rails(writer, rails);
   return writer.take();
 }
 
@@ -98,6 +118,7 @@ Result<Hello> Hello::decode(ByteView body) {
   out.nonce = reader.array<32>();
   out.endpoint = reader.text8(kMaxEndpointBytes);
   out.shm_name = reader.text8(kMaxEndpointBytes);
+  out.rails = get_rails(reader);
   KVF_RETURN_IF_ERROR(reader.finish("HELLO"));
   return out;
 }
@@ -112,6 +133,7 @@ Bytes HelloAck::encode() const {
   writer.raw(as_byte_view(nonce));
   writer.text8(endpoint);
   writer.text8(shm_name);
+  put_rails(writer, rails);
   writer.raw(as_byte_view(proof));
   return writer.take();
 }
@@ -127,6 +149,7 @@ Result<HelloAck> HelloAck::decode(ByteView body) {
   out.nonce = reader.array<32>();
   out.endpoint = reader.text8(kMaxEndpointBytes);
   out.shm_name = reader.text8(kMaxEndpointBytes);
+  out.rails = get_rails(reader);
   out.proof = reader.array<32>();
   KVF_RETURN_IF_ERROR(reader.finish("HELLO_ACK"));
   return out;

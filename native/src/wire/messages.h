@@ -19,6 +19,12 @@ namespace kvferry::wire {
 enum class Purpose : std::uint8_t { kControl = 1, kTcpData = 2, kShmAttach = 3 };
 using Nonce = std::array<std::uint8_t, 32>;
 
+struct RailAddress {  // an address of the sender that data connections may go to
+  std::string endpoint;
+  std::uint32_t speed_mbit = 0;  // of its interface; 0: unknown
+  bool operator==(const RailAddress&) const = default;
+};
+
 struct Hello {  // initiator -> acceptor, first frame
   std::uint8_t min_version = 1;
   std::uint8_t max_version = 1;
@@ -28,8 +34,9 @@ struct Hello {  // initiator -> acceptor, first frame
   NodeId expected;  // nil: whoever answers
   HostId host;
   Nonce nonce{};
-  std::string endpoint;  // where the initiator can be reached, "" if nowhere
-  std::string shm_name;  // its same-host listener, "" if none
+  std::string endpoint;            // where the initiator can be reached, "" if nowhere
+  std::string shm_name;            // its same-host listener, "" if none
+  std::vector<RailAddress> rails;  // at most kMaxRails; none: data goes to `endpoint`
   bool operator==(const Hello&) const = default;
   Bytes encode() const;
   static Result<Hello> decode(ByteView body);
@@ -43,7 +50,8 @@ struct HelloAck {            // acceptor -> initiator
   Nonce nonce{};
   std::string endpoint;
   std::string shm_name;
-  Digest proof{};  // the last 32 bytes of the body; zeros without a secret
+  std::vector<RailAddress> rails;  // as in Hello
+  Digest proof{};                  // the last 32 bytes of the body; zeros without a secret
   bool operator==(const HelloAck&) const = default;
   Bytes encode() const;
   static Result<HelloAck> decode(ByteView body);

@@ -13,6 +13,11 @@ void tune_same_host_socket(int fd) {
 
 Result<std::unique_ptr<Rail>> TcpTransport::open_rail(const PeerContext& peer, Deadline deadline) {
   if (peer.endpoint.family() == Endpoint::Family::kUnix) return {Code::kUnsupported, "the peer has no TCP endpoint"};
+  if (peer.endpoint.port() == 0) {
+    return {Code::kUnavailable,
+            "the peer told no address that this host can reach: set transfer.bind or "
+            "transfer.advertise there"};
+  }
   const Wait wait{deadline};
   KVF_ASSIGN_OR_RETURN(UniqueFd fd, connect_to(peer.endpoint, wait));
   if (peer.same_host || peer.endpoint.is_loopback()) tune_same_host_socket(fd.get());
