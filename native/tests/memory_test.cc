@@ -103,7 +103,7 @@ TEST(AddressRange, CollapsingKeepsTheContents) {
 }
 
 TEST(Arena, IsZeroedAndSharedByDescriptor) {
-  const auto arena = Arena::create(3 * kPage, "test", true);
+  const auto arena = Arena::create(3 * kPage, "test", {true, {}});
   ASSERT_TRUE(arena.ok()) << arena.status().to_string();
   EXPECT_EQ(arena->data()[3 * kPage - 1], std::byte{0});
   const auto other = Arena::map(duplicate(arena->fd()), 3 * kPage, true);
@@ -113,7 +113,7 @@ TEST(Arena, IsZeroedAndSharedByDescriptor) {
 }
 
 TEST(Arena, CannotShrinkUnderAnyone) {
-  const auto arena = Arena::create(2 * kPage, "test", false);
+  const auto arena = Arena::create(2 * kPage, "test");
   EXPECT_EQ(::ftruncate(arena->fd(), 0), -1);
   EXPECT_EQ(errno, EPERM);
 }
@@ -130,21 +130,21 @@ TEST(Arena, WhatCouldShrinkIsNotMapped) {
 }
 
 TEST(Arena, SizeMustBeTheAnnouncedOne) {
-  const auto arena = Arena::create(2 * kPage, "test", false);
+  const auto arena = Arena::create(2 * kPage, "test");
   EXPECT_EQ(Arena::map(duplicate(arena->fd()), kPage, false).status().code(), Code::kProtocolError);
   EXPECT_EQ(Arena::map(duplicate(arena->fd()), 3 * kPage, false).status().code(), Code::kProtocolError);
   EXPECT_EQ(Arena::map(duplicate(arena->fd()), 0, false).status().code(), Code::kProtocolError);
 }
 
 TEST(Arena, ImpossibleSizesFailWithoutAFault) {
-  EXPECT_EQ(Arena::create(0, "test", false).status().code(), Code::kInvalidArgument);
-  EXPECT_EQ(Arena::create(UINT64_MAX, "test", false).status().code(), Code::kInvalidArgument);
-  EXPECT_EQ(Arena::create(std::uint64_t{1} << 60, "test", false).status().code(), Code::kResourceExhausted);
+  EXPECT_EQ(Arena::create(0, "test").status().code(), Code::kInvalidArgument);
+  EXPECT_EQ(Arena::create(UINT64_MAX, "test").status().code(), Code::kInvalidArgument);
+  EXPECT_EQ(Arena::create(std::uint64_t{1} << 60, "test").status().code(), Code::kResourceExhausted);
 }
 
 TEST(Arena, MovesKeepOneOwner) {
-  auto first = Arena::create(kPage, "first", false);
-  auto second = Arena::create(2 * kPage, "second", false);
+  auto first = Arena::create(kPage, "first");
+  auto second = Arena::create(2 * kPage, "second");
   std::byte* const data = second->data();
   *first = std::move(*second);
   EXPECT_EQ(first->data(), data);
@@ -183,7 +183,7 @@ TEST(CopyLanes, DeadPeerDoesNotDelayTheOwner) {
 }
 
 TEST(CopyLanes, ForeignMemoryIsRefused) {
-  const auto arena = Arena::create(64, "small", false);
+  const auto arena = Arena::create(64, "small");
   EXPECT_EQ(CopyLanes::map(duplicate(arena->fd())).status().code(), Code::kProtocolError);
 }
 

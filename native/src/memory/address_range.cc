@@ -4,6 +4,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cerrno>
 #include <charconv>
 #include <fstream>
 #include <optional>
@@ -14,7 +15,6 @@
 namespace kvferry {
 namespace {
 
-constexpr std::uint64_t kHugePageBytes = 2u << 20;
 constexpr std::uint64_t kCollapseStepBytes = 16u << 20;  // how much is done between two looks at the clock
 constexpr int kMadviseCollapse = 25;                     // MADV_COLLAPSE; older C libraries do not name it
 
@@ -105,13 +105,21 @@ void advise_huge_pages(void* data, std::uint64_t length) {
   [[maybe_unused]] const int ignored = ::madvise(at(range.first), range.last - range.first, MADV_HUGEPAGE);
 }
 
+bool collapse_into_huge_pages(void* data, std::uint64_t length) {
+  int error = 0;
+  for (int attempt = 0; attempt < 3; ++attempt) {
+    error = ::madvise(data, length, kMadviseCollapse) == 0 ? 0 : errno;
+    if (error != EAGAIN && error != EINTR) break;  // EAGAIN: pages were in use by the kernel itself just then
+  }
+  return error == 0;
+}
+
 void collapse_into_huge_pages(void* data, std::uint64_t length, milliseconds budget) {
   const HugeRange range = huge_range(data, length);
   const Deadline deadline = Clock::now() + budget;
   for (std::uint64_t begin = range.first; begin < range.last && Clock::now() < deadline; begin += kCollapseStepBytes) {
     // Parts that nobody has touched, or that the kernel has no huge page for, stay as they are.
-    [[maybe_unused]] const int ignored =
-        ::madvise(at(begin), std::min(kCollapseStepBytes, range.last - begin), kMadviseCollapse);
+    (void)collapse_into_huge_pages(at(begin), std::min(kCollapseStepBytes, range.last - begin));
   }
 }
 

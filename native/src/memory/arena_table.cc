@@ -45,8 +45,12 @@ Result<ArenaTable::Grant> ArenaTable::grant(std::uint32_t index) const {
 }
 
 void ArenaTable::remove(std::uint32_t index) {
-  const std::lock_guard lock(mutex_);
-  entries_.erase(index);
+  decltype(entries_)::node_type gone;
+  {
+    const std::lock_guard lock(mutex_);
+    gone = entries_.extract(index);
+  }
+  if (!gone.empty()) gone.mapped().arena.discard();  // and unmapped as it leaves
 }
 
 }  // namespace kvferry

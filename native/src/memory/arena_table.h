@@ -23,7 +23,8 @@ class ArenaTable {
   Result<std::pair<std::uint32_t, std::byte*>> add(Arena arena, bool peers_may_write);
   // A descriptor of its own for a peer, read-only unless peers may write. kNotFound.
   Result<Grant> grant(std::uint32_t index) const;
-  void remove(std::uint32_t index);  // unmaps here; peers keep their mapping until they drop it
+  // Unmaps it here and gives its memory back to the system. Peers may keep their mapping for a while; it costs nothing.
+  void remove(std::uint32_t index);
 
  private:
   struct Entry {

@@ -22,7 +22,7 @@ Lane* lanes_of(const Arena& memory) { return reinterpret_cast<Lane*>(memory.data
 }  // namespace
 
 Result<CopyLanes> CopyLanes::create() {
-  KVF_ASSIGN_OR_RETURN(Arena memory, Arena::create(kLanesBytes, "copy-lanes", false));
+  KVF_ASSIGN_OR_RETURN(Arena memory, Arena::create(kLanesBytes, "copy-lanes"));
   return CopyLanes(std::move(memory));
 }
 

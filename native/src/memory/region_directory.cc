@@ -113,7 +113,7 @@ std::string region_text(RegionKey key) {
 }  // namespace
 
 Result<RegionDirectoryWriter> RegionDirectoryWriter::create(const NodeId& owner) {
-  KVF_ASSIGN_OR_RETURN(Arena memory, Arena::create(kDirectoryBytes, "region-directory", false));
+  KVF_ASSIGN_OR_RETURN(Arena memory, Arena::create(kDirectoryBytes, "region-directory"));
   auto probe = std::make_unique<std::uint64_t>(random_u64());
   Layout& layout = layout_of(memory);
   const auto id = words_of(owner);
