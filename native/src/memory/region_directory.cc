@@ -112,6 +112,12 @@ std::string region_text(RegionKey key) {
 
 }  // namespace
 
+Status check_range(const DirectoryEntry& entry, std::uint64_t offset, std::uint64_t length) {
+  if (range_fits(offset, length, entry.length)) return {};
+  return {Code::kOutOfRange, region_text(entry.key) + " has " + std::to_string(entry.length) + " bytes; offset " +
+                                 std::to_string(offset) + " length " + std::to_string(length) + " leaves it"};
+}
+
 Result<RegionDirectoryWriter> RegionDirectoryWriter::create(const NodeId& owner) {
   KVF_ASSIGN_OR_RETURN(Arena memory, Arena::create(kDirectoryBytes, "region-directory"));
   auto probe = std::make_unique<std::uint64_t>(random_u64());
@@ -192,10 +198,7 @@ Result<DirectoryEntry> RegionDirectoryReader::resolve(RegionKey key, std::uint64
   if ((entry.access & needed) == 0) {
     return {Code::kPermissionDenied, region_text(key) + (op == Op::kRead ? " may not be read" : " may not be written")};
   }
-  if (!range_fits(offset, length, entry.length)) {
-    return {Code::kOutOfRange, region_text(key) + " has " + std::to_string(entry.length) + " bytes; offset " +
-                                   std::to_string(offset) + " length " + std::to_string(length) + " leaves it"};
-  }
+  KVF_RETURN_IF_ERROR(check_range(entry, offset, length));
   return entry;
 }
 

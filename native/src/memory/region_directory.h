@@ -25,6 +25,9 @@ struct DirectoryEntry {
   bool operator==(const DirectoryEntry&) const = default;
 };
 
+// kOutOfRange, with the figures, unless [offset, offset + length) is inside the region.
+Status check_range(const DirectoryEntry& entry, std::uint64_t offset, std::uint64_t length);
+
 // Eight bytes in the owner's memory that hold a secret number: whoever can read them by process_vm_readv and finds the
 // right value has the right process.
 struct DirectoryProbe {

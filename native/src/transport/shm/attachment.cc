@@ -63,19 +63,21 @@ Result<Arena> Attachment::fetch_arena(const DirectoryEntry& entry, const Wait& w
   return Arena::map(std::move(frame.fds[0]), grant.length, (entry.access & kRemoteWrite) != 0);
 }
 
+std::byte* Attachment::mapped_region(RegionKey key) const {
+  const auto it = mapped_.find(key);
+  return it == mapped_.end() ? nullptr : it->second.region;
+}
+
 Result<std::byte*> Attachment::map_region(const DirectoryEntry& entry, const Wait& wait) {
-  auto it = mapped_.find(entry.key);
-  if (it == mapped_.end()) {
-    // Those that the owner took back go first: our mapping would keep their memory in use.
-    std::erase_if(mapped_, [&](const auto& mapping) { return !directory_.still_current(mapping.first).ok(); });
-    auto arena = fetch_arena(entry, wait);
-    if (!arena.ok()) return arena.status().with_context("arena " + std::to_string(entry.arena_index));
-    it = mapped_.emplace(entry.key, std::move(arena).value()).first;
-  }
-  if (!range_fits(entry.arena_offset, entry.length, it->second.length())) {
+  std::erase_if(mapped_, [&](const auto& mapping) { return !directory_.still_current(mapping.first).ok(); });
+  auto arena = fetch_arena(entry, wait);
+  if (!arena.ok()) return arena.status().with_context("arena " + std::to_string(entry.arena_index));
+  if (!range_fits(entry.arena_offset, entry.length, arena->length())) {
     return {Code::kProtocolError, "a region leaves its arena"};
   }
-  return it->second.data() + entry.arena_offset;
+  std::byte* const region = arena->data() + entry.arena_offset;
+  mapped_.insert_or_assign(entry.key, Mapping{std::move(arena).value(), region});
+  return region;
 }
 
 }  // namespace kvferry

@@ -27,7 +27,9 @@ class Attachment {
   const RegionDirectoryReader& directory() const { return directory_; }
   CopyLanes& lanes() { return lanes_; }
 
-  // Where the region of an arena entry begins in our mapping of that arena; mapped at first use.
+  // Where the region of an arena begins in our mapping of that arena; null if it is not mapped.
+  std::byte* mapped_region(RegionKey key) const;
+  // Maps it, and unmaps those that the owner took back.
   Result<std::byte*> map_region(const DirectoryEntry& entry, const Wait& wait);
   void forget_region(RegionKey key) { mapped_.erase(key); }
 
@@ -41,7 +43,11 @@ class Attachment {
   RegionDirectoryReader directory_;
   CopyLanes lanes_;
   std::uint64_t last_request_ = 0;
-  std::map<RegionKey, Arena> mapped_;
+  struct Mapping {
+    Arena arena;
+    std::byte* region;  // begins here
+  };
+  std::map<RegionKey, Mapping> mapped_;
 };
 
 }  // namespace kvferry

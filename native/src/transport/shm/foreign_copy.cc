@@ -41,6 +41,11 @@ Status ForeignCopy::error_of(int error) const {
   }
 }
 
+void ForeignCopy::drop(std::vector<std::size_t>* failed) {
+  failed->insert(failed->end(), tags_.begin(), tags_.end());
+  reset();
+}
+
 void ForeignCopy::reset() {
   local_.clear();
   remote_.clear();

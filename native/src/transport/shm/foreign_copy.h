@@ -17,7 +17,7 @@ class ForeignCopy {
  public:
   // One call costs about 2 us, however many runs it has.
   static constexpr std::size_t kBatchRuns = 128;
-  static constexpr std::uint64_t kBatchBytes = 2u << 20;  // so that a cancelled transfer stops soon
+  static constexpr std::uint64_t kBatchBytes = 8u << 20;  // so that a cancelled transfer stops soon
 
   explicit ForeignCopy(pid_t pid) : pid_(pid) {}
 
@@ -29,6 +29,7 @@ class ForeignCopy {
   // there). kPeerLost (no such process), kUnavailable (the kernel forbids it), kResourceExhausted: `failed` has all not
   // copied.
   Status flush(Op op, std::vector<std::size_t>* failed);
+  void drop(std::vector<std::size_t>* failed);  // instead of flush(): all are in `failed`
 
   // Eight bytes at `address` of the process. As flush(); kNotFound if nothing is mapped there.
   Result<std::uint64_t> peek(std::uint64_t address) const;
