@@ -2,17 +2,21 @@
 #include <fcntl.h>
 #include <gtest/gtest.h>
 #include <sys/mman.h>
-#include <sys/wait.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <atomic>
 #include <cstring>
+#include <fstream>
+#include <sstream>
+#include <string>
 #include <thread>
 
 #include "base/deadline.h"
 #include "memory/address_range.h"
 #include "memory/arena.h"
 #include "memory/copy_lanes.h"
+#include "memory/page_maker.h"
 
 namespace kvferry {
 namespace {
@@ -110,6 +114,100 @@ TEST(Arena, IsZeroedAndSharedByDescriptor) {
   ASSERT_TRUE(other.ok()) << other.status().to_string();
   other->data()[7] = std::byte{42};
   EXPECT_EQ(arena->data()[7], std::byte{42});
+}
+
+// How much of the mapping at `data` is in huge pages, as the kernel shows it.
+std::uint64_t huge_bytes_of(const void* data) {
+  std::ostringstream wanted;
+  wanted << std::hex << reinterpret_cast<std::uintptr_t>(data) << '-';
+  std::ifstream maps("/proc/self/smaps");
+  bool found = false;
+  for (std::string line; std::getline(maps, line);) {
+    if (line.starts_with(wanted.str())) found = true;
+    if (!found) continue;
+    std::istringstream fields(line);
+    std::string name;
+    std::uint64_t kib = 0;
+    fields >> name >> kib;
+    if ((name == "ShmemPmdMapped:" || name == "Shared_Hugetlb:" || name == "Private_Hugetlb:") && kib > 0) {
+      return kib << 10;
+    }
+    if (name == "VmFlags:") break;
+  }
+  return 0;
+}
+
+TEST(Arena, HugePagesAreWhatItSays) {
+  const std::uint64_t length = 9 * kHugePageBytes + kPage;
+  const auto arena = Arena::create(length, "huge", {true, {}});
+  ASSERT_TRUE(arena.ok()) << arena.status().to_string();
+  ASSERT_GE(arena->length(), length);
+  EXPECT_EQ(reinterpret_cast<std::uintptr_t>(arena->data()) % kHugePageBytes, 0u);
+  for (std::uint64_t at = 0; at < length; at += kPage) ASSERT_EQ(arena->data()[at], std::byte{0}) << at;
+  if (arena->page_bytes() != kHugePageBytes) {
+    EXPECT_EQ(arena->page_bytes(), kPage);
+    GTEST_SKIP() << "this kernel has no huge pages for shared memory";
+  }
+  EXPECT_GE(huge_bytes_of(arena->data()), 9 * kHugePageBytes);
+  // A peer maps the same pages, so it needs no more faults than they are many.
+  const auto other = Arena::map(duplicate(arena->fd()), arena->length(), true);
+  ASSERT_TRUE(other.ok()) << other.status().to_string();
+  for (std::uint64_t at = 0; at < length; at += kHugePageBytes) other->data()[at] = std::byte{7};
+  EXPECT_GE(huge_bytes_of(other->data()), 9 * kHugePageBytes);
+  EXPECT_EQ(arena->data()[8 * kHugePageBytes], std::byte{7});
+}
+
+TEST(Arena, SmallPagesUnlessAskedForOthers) {
+  const auto arena = Arena::create(2 * kHugePageBytes, "small");
+  ASSERT_TRUE(arena.ok()) << arena.status().to_string();
+  EXPECT_EQ(arena->page_bytes(), kPage);
+  EXPECT_EQ(arena->length(), 2 * kHugePageBytes);
+}
+
+TEST(PageMaker, SeveralThreadsMakeAllPages) {
+  const std::uint64_t length = (100u << 20) + 12345;
+  for (const bool huge_pages : {false, true}) {
+    const UniqueFd fd(::memfd_create("pages", MFD_CLOEXEC));
+    ASSERT_EQ(::ftruncate(fd.get(), static_cast<off_t>(length)), 0);
+    void* const data = ::mmap(nullptr, length, PROT_READ | PROT_WRITE, MAP_SHARED, fd.get(), 0);
+    ASSERT_NE(data, MAP_FAILED);
+    const auto made = make_pages({fd.get(), static_cast<std::byte*>(data), length, kPage}, huge_pages, 4);
+    EXPECT_TRUE(made.ok()) << made.status().to_string();
+    struct stat info {};
+    ASSERT_EQ(::fstat(fd.get(), &info), 0);
+    EXPECT_GE(static_cast<std::uint64_t>(info.st_blocks) * 512, length);  // nothing is left to be allocated by a fault
+    EXPECT_EQ(static_cast<std::byte*>(data)[length - 1], std::byte{0});
+    ::munmap(data, length);
+  }
+}
+
+TEST(PageMaker, WhatCannotBeAllocatedIsAnError) {
+  const UniqueFd fd(::memfd_create("pages", MFD_CLOEXEC));  // empty: there is nothing behind the mapping
+  void* const data = ::mmap(nullptr, 4 * kPage, PROT_READ | PROT_WRITE, MAP_SHARED, fd.get(), 0);
+  ASSERT_NE(data, MAP_FAILED);
+  const auto made = make_pages({fd.get(), static_cast<std::byte*>(data), 4 * kPage, kPage}, false, 1);
+  EXPECT_EQ(made.status().code(), Code::kResourceExhausted);
+  ::munmap(data, 4 * kPage);
+}
+
+TEST(Arena, MoreThanThereIsIsRefusedBeforeTheKernelKills) {
+  const Status status = Arena::create(std::uint64_t{1} << 46, "test", {true, {}}).status();
+  EXPECT_EQ(status.code(), Code::kResourceExhausted);
+}
+
+TEST(Arena, DiscardedMemoryIsGivenBackAlthoughOthersMapIt) {
+  const std::uint64_t length = 3 * kHugePageBytes;
+  auto arena = Arena::create(length, "test", {true, {}});
+  ASSERT_TRUE(arena.ok()) << arena.status().to_string();
+  const auto other = Arena::map(duplicate(arena->fd()), arena->length(), false);
+  ASSERT_TRUE(other.ok());
+  arena->data()[length - 1] = std::byte{9};
+  EXPECT_EQ(other->data()[length - 1], std::byte{9});
+  arena->discard();
+  struct stat info {};
+  ASSERT_EQ(::fstat(other->fd(), &info), 0);
+  EXPECT_EQ(info.st_blocks, 0);
+  EXPECT_EQ(other->data()[length - 1], std::byte{0});
 }
 
 TEST(Arena, CannotShrinkUnderAnyone) {

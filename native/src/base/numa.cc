@@ -32,26 +32,31 @@ void add_node(NodeMask* mask, int node) {
   (*mask)[bit / kBitsPerWord] |= 1ul << bit % kBitsPerWord;
 }
 
+// "3" or "0-3"
+bool add_range(std::string_view text, std::vector<int>* ids) {
+  constexpr int kMaxId = 1 << 16;
+  const char* const end = text.data() + text.size();
+  int first = 0;
+  auto parsed = std::from_chars(text.data(), end, first);
+  int last = first;
+  if (parsed.ec == std::errc{} && parsed.ptr != end && *parsed.ptr == '-') {
+    parsed = std::from_chars(parsed.ptr + 1, end, last);
+  }
+  if (parsed.ec != std::errc{} || parsed.ptr != end || first < 0 || last < first || last > kMaxId) return false;
+  for (int id = first; id <= last; ++id) ids->push_back(id);
+  return true;
+}
+
 }  // namespace
 
 std::optional<std::vector<int>> parse_id_list(std::string_view text) {
-  constexpr int kMaxId = 1 << 16;
-  while (!text.empty() && (text.back() == '\n' || text.back() == ' ')) text.remove_suffix(1);
+  while (text.ends_with('\n') || text.ends_with(' ')) text.remove_suffix(1);
   std::vector<int> ids;
-  const char* at = text.data();
-  const char* const end = at + text.size();
-  while (at != end) {
-    int first = 0;
-    auto parsed = std::from_chars(at, end, first);
-    int last = first;
-    if (parsed.ec == std::errc{} && parsed.ptr != end && *parsed.ptr == '-') {
-      parsed = std::from_chars(parsed.ptr + 1, end, last);
-    }
-    if (parsed.ec != std::errc{} || first < 0 || last < first || last > kMaxId) return std::nullopt;
-    for (int id = first; id <= last; ++id) ids.push_back(id);
-    at = parsed.ptr;
-    if (at == end) break;
-    if (*at++ != ',' || at == end) return std::nullopt;
+  while (!text.empty()) {
+    const std::size_t comma = text.find(',');
+    if (comma + 1 == text.size()) return std::nullopt;
+    if (!add_range(text.substr(0, comma), &ids)) return std::nullopt;
+    text.remove_prefix(comma == std::string_view::npos ? text.size() : comma + 1);
   }
   return ids;
 }

@@ -108,7 +108,7 @@ Result<Arena> Arena::create_file(std::uint64_t length, const char* label, const 
     log_event(LogLevel::kWarning, "arena_not_placed", {{"arena", label}, {"reason", placed}});
   }
   const FreshMemory fresh{arena.fd(), data, length, reserved ? kHugePageBytes : page_size()};
-  KVF_ASSIGN_OR_RETURN(arena.page_bytes_, make_pages(fresh, options.huge_pages));
+  KVF_ASSIGN_OR_RETURN(arena.page_bytes_, make_pages(fresh, options.huge_pages, page_making_threads(length)));
   if (::fcntl(arena.fd(), F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW) != 0) {
     return errno_status(Code::kInternal, "cannot seal shared memory", errno);
   }

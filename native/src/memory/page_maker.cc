@@ -89,9 +89,7 @@ class PageMaker {
   std::atomic<int> error_{0};
 };
 
-void run_in_parallel(PageMaker& maker, std::uint64_t length) {
-  const std::uint64_t cores = std::max(1u, std::thread::hardware_concurrency() / 2);
-  const std::uint64_t threads = std::min({cores, kMaxThreads, length / kBytesPerThread});
+void run_in_parallel(PageMaker& maker, std::uint64_t threads) {
   std::vector<std::jthread> helpers;
   try {
     for (std::uint64_t i = 1; i < threads; ++i) helpers.emplace_back([&] { maker.run(false); });
@@ -108,10 +106,15 @@ std::uint64_t count_from(const std::string& path) {
 
 }  // namespace
 
-Result<std::uint64_t> make_pages(const FreshMemory& memory, bool huge_pages) {
+std::uint64_t page_making_threads(std::uint64_t length) {
+  const std::uint64_t cores = std::max(1u, std::thread::hardware_concurrency() / 2);
+  return std::min({cores, kMaxThreads, length / kBytesPerThread + 1});
+}
+
+Result<std::uint64_t> make_pages(const FreshMemory& memory, bool huge_pages, std::uint64_t threads) {
   const bool collapse = huge_pages && memory.page_bytes < kHugePageBytes && memory.length >= kHugePageBytes;
   PageMaker maker(memory, collapse);
-  run_in_parallel(maker, memory.length);
+  run_in_parallel(maker, threads);
   if (maker.error() != 0) {
     return errno_status(Code::kResourceExhausted,
                         "cannot allocate " + std::to_string(memory.length) + " bytes of shared memory", maker.error());

@@ -19,7 +19,9 @@ struct FreshMemory {
 // Zeroed, allocated and mapped in this process. With `huge_pages` in huge ones where the kernel can: also where sysfs
 // says "never" for shared memory, since Linux 6.1 lets a process ask for a given range (MADV_COLLAPSE). Returns the
 // size of the pages that (but for a last part of less than one) all of it got. kResourceExhausted.
-Result<std::uint64_t> make_pages(const FreshMemory& memory, bool huge_pages);
+Result<std::uint64_t> make_pages(const FreshMemory& memory, bool huge_pages, std::uint64_t threads);
+// The threads worth having for that much: half of the cores at most, so that others still run.
+std::uint64_t page_making_threads(std::uint64_t length);
 
 // Huge pages that are set aside by the administrator (vm.nr_hugepages) and free: how many bytes.
 std::uint64_t reserved_huge_bytes();
