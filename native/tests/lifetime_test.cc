@@ -12,6 +12,9 @@
 
 #include "base/deadline.h"
 #include "engine_fixture.h"
+#include "process_state.h"
+#include "transport/shm/attachment.h"
+#include "transport/shm/copy_permission.h"
 #include "transport/shm/shm_transport.h"
 #include "transport/tcp/tcp_transport.h"
 
@@ -84,6 +87,38 @@ TEST(Lifetime, NoCopyByAPeerThatWasLeftOutlivesUnregister) {
   });
 }
 
+TEST(Lifetime, OthersMayCopyOnlyWhileAPeerIsAttached) {
+  EXPECT_EQ(CopyPermission::holders(), 0);
+  Pair pair;
+  ASSERT_OK(run(*pair.near, pair.peer, {pair.everything()}, Op::kRead));
+  EXPECT_EQ(CopyPermission::holders(), 1);
+  pair.near->close();
+  EXPECT_TRUE(eventually([] { return CopyPermission::holders() == 0; }));
+}
+
+LocalNode node_like(const Engine& engine) {  // for rails of our own, in the name of `engine`
+  LocalNode node;
+  node.id = engine.node_id();
+  node.host = HostId::current();
+  node.endpoint = "127.0.0.1:1";
+  return node;
+}
+
+// As if a peer had been stopped in the middle of a copy, for ever.
+TEST(Lifetime, APeerThatIsStuckInACopyDelaysCloseForABoundedTime) {
+  Pair pair;
+  const LocalNode node = node_like(*pair.near);
+  const Endpoint name = *Endpoint::parse(shm_name_of(pair.far->node_id()));
+  auto stuck = Attachment::open(node, pair.far->node_id(), name, deadline_in(kPatience));
+  ASSERT_TRUE(stuck.ok()) << stuck.status().to_string();
+  stuck->lanes().begin(0);
+  EXPECT_EQ(pair.far->unregister(pair.far_region.key, milliseconds(50)).code(), Code::kDeadlineExceeded);
+  const auto begin = Clock::now();
+  pair.far->close();
+  EXPECT_LT(Clock::now() - begin, milliseconds(15000));
+  EXPECT_TRUE(stuck->hung_up()) << "the copier must be able to see that it was given up";
+}
+
 // An interrupt may come just after the job that it was meant for.
 TEST(Lifetime, ACancelOfOneTransferLeavesTheNextAlone) {
   EngineOptions options = options_for({"shm", "tcp"});
@@ -94,14 +129,16 @@ TEST(Lifetime, ACancelOfOneTransferLeavesTheNextAlone) {
   auto peer = connect(*near, *far);
   ASSERT_TRUE(peer);
 
-  LocalNode node;  // our own rails, in the name of `near`
-  node.id = near->node_id();
-  node.host = HostId::current();
-  node.endpoint = "127.0.0.1:1";
+  const LocalNode node = node_like(*near);
   ShmTransport shm(node, 1);
   TcpTransport tcp(node, TcpOptions{});
   for (Transport* const transport : {static_cast<Transport*>(&shm), static_cast<Transport*>(&tcp)}) {
-    const PeerContext context{node.id, far->node_id(), far->endpoint(), shm_name_of(far->node_id()), true};
+    PeerContext context;
+    context.self = node.id;
+    context.node_id = far->node_id();
+    context.endpoint = far->endpoint();
+    context.shm_name = shm_name_of(far->node_id());
+    context.same_host = true;
     auto rail = transport->open_rail(context, deadline_in(kPatience));
     ASSERT_TRUE(rail.ok()) << rail.status().to_string();
     std::vector<std::byte> bytes(4096);

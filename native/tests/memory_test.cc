@@ -15,6 +15,7 @@
 #include "base/deadline.h"
 #include "memory/address_range.h"
 #include "memory/arena.h"
+#include "memory/arena_table.h"
 #include "memory/copy_lanes.h"
 #include "memory/page_maker.h"
 
@@ -208,6 +209,21 @@ TEST(Arena, DiscardedMemoryIsGivenBackAlthoughOthersMapIt) {
   ASSERT_EQ(::fstat(other->fd(), &info), 0);
   EXPECT_EQ(info.st_blocks, 0);
   EXPECT_EQ(other->data()[length - 1], std::byte{0});
+}
+
+TEST(ArenaTable, WhatIsRemovedNeedsNoMemoryAnyMore) {
+  ArenaTable table;
+  const auto placed = table.add(*Arena::create(2 * kHugePageBytes, "test"), true);
+  ASSERT_TRUE(placed.ok());
+  auto grant = table.grant(placed->first);
+  ASSERT_TRUE(grant.ok());
+  const auto peers = Arena::map(std::move(grant->fd), grant->length, true);
+  ASSERT_TRUE(peers.ok());
+  table.remove(placed->first);
+  EXPECT_EQ(table.grant(placed->first).status().code(), Code::kNotFound);
+  struct stat info {};
+  ASSERT_EQ(::fstat(peers->fd(), &info), 0);
+  EXPECT_EQ(info.st_blocks, 0);
 }
 
 TEST(Arena, CannotShrinkUnderAnyone) {

@@ -108,6 +108,8 @@ Result<RegionInfo> EngineImpl::register_memory(void* data, std::uint64_t length,
 Result<std::pair<RegionInfo, void*>> EngineImpl::allocate(std::uint64_t length, std::string name, std::uint8_t access) {
   KVF_RETURN_IF_ERROR(check_open());
   KVF_ASSIGN_OR_RETURN(Arena arena, Arena::create(length, name, {core_->options.advise_huge_pages, {}}));
+  log_event(LogLevel::kInfo, "arena_allocated",
+            {{"name", name}, {"bytes", arena.length()}, {"page_bytes", arena.page_bytes()}});
   KVF_ASSIGN_OR_RETURN(const auto placed, core_->arenas.add(std::move(arena), (access & kRemoteWrite) != 0));
   const auto [index, data] = placed;
   auto region = core_->regions.add({data, length, std::move(name), access, MemoryKind::kHost, index, 0});

@@ -1,7 +1,6 @@
 #include "transport/shm/attachments.h"
 
 #include <poll.h>
-#include <sys/prctl.h>
 
 #include <algorithm>
 #include <array>
@@ -9,6 +8,7 @@
 #include <vector>
 
 #include "base/deadline.h"
+#include "transport/shm/copy_permission.h"
 #include "wire/frame.h"
 #include "wire/messages.h"
 
@@ -17,13 +17,6 @@ namespace {
 
 constexpr milliseconds kRequestTimeout{5000};
 constexpr milliseconds kLookAgain{100};
-
-// Where the yama module lets only ancestors look into a process, the process itself may widen that. One exception per
-// process is all there is, so with several peers it must name any process; the kernel still asks for the same user.
-void allow_copies_by_peers() {
-  // Fails where yama is not there: nothing to allow then.
-  (void)::prctl(PR_SET_PTRACER, PR_SET_PTRACER_ANY, 0, 0, 0);
-}
 
 Status answer_arena_request(int fd, const Frame& frame, const ArenaTable& arenas, const Wait& wait) {
   if (frame.header.type != FrameType::kArenaRequest) {
@@ -66,7 +59,7 @@ Status ShmAttachments::serve(int fd, const Interrupt& interrupt, const RegionDir
   KVF_ASSIGN_OR_RETURN(CopyLanes lanes, CopyLanes::create());
   KVF_ASSIGN_OR_RETURN(const UniqueFd directory_fd, reopen_read_only(directory.fd()));
   const std::array<int, 2> fds{directory_fd.get(), lanes.fd()};
-  allow_copies_by_peers();
+  const CopyPermission permission;
   const auto attachment = std::make_shared<Attachment>(Attachment{std::move(lanes), fd});
   const Membership membership(*this, attachment);
   Status end = send_frame_with_fds(fd, FrameType::kShmAttached, 0, wire::ShmAttached{kMaxAttachLanes}.encode(), fds,
