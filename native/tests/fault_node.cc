@@ -105,7 +105,8 @@ class Node {
   std::string finish(std::istream& words);
   std::string hammer(std::istream& words);
   std::string cycle(std::istream& words);
-  std::string idle(std::istream& words);
+  std::string leave();
+  std::string idle();
   std::string state() const;
   Result<std::shared_ptr<Peer>> dial(std::istream& words, milliseconds timeout);
   Piece piece(const Peer& peer, Op op, std::uint64_t offset, std::uint64_t length, bool back) const;
@@ -131,7 +132,8 @@ std::string Node::answer(std::istream& words) {
   if (command == "finish") return finish(words);
   if (command == "hammer") return hammer(words);
   if (command == "cycle") return cycle(words);
-  if (command == "idle") return idle(words);
+  if (command == "leave") return leave();
+  if (command == "idle") return idle();
   if (command == "state") return state();
   return "error no such command: " + command;
 }
@@ -246,10 +248,15 @@ std::string Node::cycle(std::istream& words) {
   return error_of((name == "read" ? read_ : write_).cycle(milliseconds(timeout_ms)));
 }
 
-// idle: lets go of the peer and waits until there is none
-std::string Node::idle(std::istream&) {
+// leave: closes the connection to the peer
+std::string Node::leave() {
   if (peer_) peer_->close();
   peer_.reset();
+  return "ok";
+}
+
+// idle: waits until there is no peer, in either direction
+std::string Node::idle() {
   if (!eventually([this] { return engine_->peers().empty(); })) {
     return "error " + std::to_string(engine_->peers().size()) + " peers are left";
   }

@@ -89,7 +89,7 @@ class Round:
         self.all_right("read", WHOLE)
         self.all_right("write", WRITTEN)
         self.all_right("back", WRITTEN)
-        self.survivor.must("idle")
+        self.survivor.must("leave")
         self.victim.end()
 
     def fault(self) -> str:
@@ -111,10 +111,9 @@ class Round:
     def aftermath(self, kind: str) -> None:
         """Let everything settle, then ask the victim, if there is one, for all it has."""
         self.finish()
-        if kind == "kill":
-            self.survivor.must("idle")
-        else:
+        if kind != "kill":
             self.check_victim()
+        self.survivor.must("idle")
 
 
 def before_the_handshake(now: Round) -> str:

@@ -18,16 +18,16 @@ SCRIPT = Path(__file__).parents[1] / "_many_workers.py"
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("round_number", range(2))
-def test_fifty_workers_started_at_once_never_meet_the_wrong_memory(round_number):
-    done = subprocess.run(
-        [sys.executable, SCRIPT, str(WORKERS)], capture_output=True, text=True, timeout=110, check=False
-    )
-    assert done.returncode == 0, done.stderr
-    result = json.loads(done.stdout)
-    assert len(set(result["endpoints"])) == WORKERS
-    assert len(set(result["nodes"])) == WORKERS
-    assert result["seen"] == [list(range(WORKERS))] * WORKERS
+def test_fifty_workers_started_at_once_never_meet_the_wrong_memory(extent):
+    for _round in range(extent.times(1, 20)):
+        done = subprocess.run(
+            [sys.executable, SCRIPT, str(WORKERS)], capture_output=True, text=True, timeout=110, check=False
+        )
+        assert done.returncode == 0, done.stderr
+        result = json.loads(done.stdout)
+        assert len(set(result["endpoints"])) == WORKERS
+        assert len(set(result["nodes"])) == WORKERS
+        assert result["seen"] == [list(range(WORKERS))] * WORKERS
 
 
 @pytest.mark.slow

@@ -8,10 +8,11 @@ import socket
 import numpy as np
 import pytest
 
+import _wire as wire
 from _engines import Child, move, options, pattern, pieces, wait_until
 from kvferry.transfer import Endpoint, Engine
 
-CYCLES = 20_000
+SHORT, LONG = 2_000, 50_000  # how many cycles
 
 
 def first_bytes_of_a_handshake(engine: Engine) -> bytes:
@@ -35,8 +36,19 @@ def first_bytes_of_a_handshake(engine: Engine) -> bytes:
     return hello
 
 
+def cut_in_the_proof(endpoint: str, rng: random.Random) -> None:
+    """Get past the hello, then leave in the middle of the frame that ends the handshake."""
+    with wire.Attacker(endpoint) as attacker:
+        attacker.send(wire.frame(wire.HELLO, wire.hello(wire.CONTROL)))
+        answer = attacker.receive()
+        assert answer is not None
+        assert answer[0] == wire.HELLO_ACK
+        proof = wire.frame(wire.AUTH, bytes(32))
+        attacker.send(proof[: rng.randrange(len(proof))])
+
+
 @pytest.mark.slow
-def test_connections_cut_at_any_byte_cost_the_server_nothing():
+def test_connections_cut_at_any_byte_cost_the_server_nothing(extent):
     rng = random.Random(15)
     region = {"name": "m", "length": 1 << 20, "seed": 2}
     with (
@@ -48,9 +60,11 @@ def test_connections_cut_at_any_byte_cost_the_server_nothing():
 
         def churn(cycles: int) -> None:
             for number in range(cycles):
-                if number % 3 == 0:
+                if number % 6 == 0:
                     with socket.create_connection(address, timeout=5) as cut:
                         cut.sendall(hello[: rng.randrange(len(hello))])
+                elif number % 6 == 3:
+                    cut_in_the_proof(child.endpoint, rng)
                 else:
                     engine.connect(child.endpoint, expected=child.node_id).close()
 
@@ -58,7 +72,7 @@ def test_connections_cut_at_any_byte_cost_the_server_nothing():
         churn(300)
         wait_until(lambda: child.ask("peers") == 0, what="departure of closed peers")
         before = child.ask("status")
-        churn(CYCLES)
+        churn(extent.times(SHORT, LONG))
         wait_until(lambda: child.ask("peers") == 0, what="departure of closed peers")
         wait_until(lambda: child.ask("status")["threads"] <= before["threads"], what="end of all threads")
         after = child.ask("status")

@@ -1,5 +1,6 @@
 #include "engine/listener.h"
 
+#include <string>
 #include <utility>
 
 #include "base/deadline.h"
@@ -13,10 +14,20 @@ namespace {
 constexpr int kBacklog = 256;
 constexpr milliseconds kPauseWhenExhausted{100};
 
+Status with_advice(const Status& status, const Endpoint& endpoint) {
+  if (endpoint.family() == Endpoint::Family::kUnix || endpoint.port() == 0) return status;
+  const std::string port = std::to_string(endpoint.port());
+  return {status.code(), status.message() +
+                             "; the option bind names it: port 0 takes any free one, \"ss -ltnp 'sport = :" + port +
+                             "'\" shows who holds it"};
+}
+
 }  // namespace
 
 Result<Listener> Listener::open(const Endpoint& endpoint) {
-  KVF_ASSIGN_OR_RETURN(UniqueFd fd, listen_on(endpoint, kBacklog));
+  Result<UniqueFd> bound_fd = listen_on(endpoint, kBacklog);
+  if (!bound_fd.ok()) return with_advice(bound_fd.status(), endpoint);
+  UniqueFd fd = std::move(bound_fd).value();
   if (endpoint.family() == Endpoint::Family::kUnix) return Listener(std::move(fd), endpoint);
   KVF_ASSIGN_OR_RETURN(const Endpoint bound, local_endpoint(fd.get()));
   return Listener(std::move(fd), endpoint.with_port(bound.port()));

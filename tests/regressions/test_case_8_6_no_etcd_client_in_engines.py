@@ -1,0 +1,26 @@
+"""Case 8.6: the etcd client library breaks with the engine's protobuf. Engine processes load neither."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+UNWANTED = {"etcd3", "google.protobuf", "grpc"}
+
+
+@pytest.mark.parametrize("part", ["kvferry", "kvferry.transfer", "kvferry.handoff", "kvferry.layout"])
+def test_what_an_engine_loads_brings_no_etcd_client_and_no_protobuf(part):
+    code = "\n".join(
+        [
+            "import os, sys",
+            "before = dict(os.environ)",
+            f"import {part}",
+            f"print(sorted({UNWANTED!r} & set(sys.modules)), dict(os.environ) == before)",
+        ]
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60
+    )
+    assert done.stdout.strip() == "[] True"
