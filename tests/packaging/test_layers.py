@@ -115,10 +115,11 @@ def test_connectors_only_translate(connector: Path) -> None:
 NATIVE_ALLOWED: dict[str, set[str]] = {
     "base": set(),
     "topology": {"base"},
-    "memory": {"base"},
+    "device": {"base"},
+    "memory": {"base", "device"},
     "wire": {"base"},
-    "transport": {"base", "topology", "memory", "wire"},
-    "engine": {"base", "topology", "memory", "wire", "transport"},
+    "transport": {"base", "topology", "device", "memory", "wire"},
+    "engine": {"base", "topology", "device", "memory", "wire", "transport"},
 }
 _INCLUDE = re.compile(r'^\s*#\s*include\s*([<"])([^>"]+)[>"]', re.MULTILINE)
 # Public headers by the lowest layer that may include them.

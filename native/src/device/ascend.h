@@ -1,0 +1,13 @@
+// Huawei's runtime library, libascendcl.so.
+#pragma once
+
+#include <memory>
+
+#include "device/driver.h"
+
+namespace kvferry {
+
+// kUnavailable: the library or a device is missing. kUnsupported: the library lacks a function.
+Result<std::unique_ptr<DeviceDriver>> load_ascend_driver();
+
+}  // namespace kvferry
