@@ -13,6 +13,7 @@ import typing_extensions
 __all__: list[str] = [
     "BLOCKING",
     "Accelerator",
+    "DeviceDriver",
     "Endpoint",
     "Engine",
     "EngineOptions",
@@ -28,6 +29,7 @@ __all__: list[str] = [
     "Topology",
     "Transfer",
     "buffer_address",
+    "device_drivers",
     "discover_topology",
     "set_log_level",
 ]
@@ -135,6 +137,20 @@ class Topology:
         """
         What could not be read.
         """
+
+class DeviceDriver:
+    """
+    What is known of one vendor's accelerator driver.
+    """
+    @property
+    def kind(self) -> str: ...
+    @property
+    def text(self) -> str:
+        """
+        Version and devices, or what is missing.
+        """
+    @property
+    def usable(self) -> bool: ...
 
 class Endpoint:
     """
@@ -332,6 +348,7 @@ def buffer_address(buffer: typing.Any) -> int:
     Address of a contiguous buffer's first byte.
     """
 
+def device_drivers() -> list[DeviceDriver]: ...
 def discover_topology(root: str = "/") -> Topology: ...
 def set_log_level(level: int) -> None:
     """
@@ -341,6 +358,7 @@ def set_log_level(level: int) -> None:
 BLOCKING: tuple[str, ...] = (
     "LogQueue.drain",
     "discover_topology",
+    "device_drivers",
     "Peer.refresh",
     "Peer.close",
     "Transfer.wait",

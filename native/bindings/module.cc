@@ -24,6 +24,7 @@ PYBIND11_MODULE(_native, module) {
   register_errors();
   bind_log(module, blocking);
   bind_topology(module, blocking);
+  bind_device(module, blocking);
   bind_endpoint(module);
   bind_options(module);
   bind_region(module);

@@ -9,6 +9,7 @@ namespace kvferry::python {
 
 void bind_log(py::module_& module, Blocking& blocking);
 void bind_topology(py::module_& module, Blocking& blocking);
+void bind_device(py::module_& module, Blocking& blocking);
 void bind_endpoint(py::module_& module);
 void bind_options(py::module_& module);
 void bind_region(py::module_& module);

@@ -3,21 +3,16 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from kvferry.cli.host.model import Check, Level, read_int, read_text
 
+if TYPE_CHECKING:
+    from kvferry._native import DeviceDriver
+
 Loader = Callable[[str], Any]  # ctypes.CDLL, or a stand-in in tests
-
-# name, library to open, function that counts devices (its argument is int*), function to call first
-_ACCELERATORS = (
-    ("NVIDIA CUDA", "libcuda.so.1", "cuDeviceGetCount", "cuInit"),
-    ("AMD ROCm", "libamdhip64.so", "hipGetDeviceCount", None),
-    ("Huawei Ascend", "libascendcl.so", "aclrtGetDeviceCount", "aclInit"),
-)
-
 
 def check_network(root: Path) -> Check:
     """Report the network interfaces that are up, with speed and NUMA node."""
@@ -76,19 +71,25 @@ def check_rdma(root: Path, load: Loader = ctypes.CDLL) -> Check:
     )
 
 
-def check_accelerators(load: Loader = ctypes.CDLL) -> Check:
-    """Report accelerators, by opening their run-time libraries."""
-    found: list[dict[str, object]] = []
-    for name, library, count_function, init_function in _ACCELERATORS:
-        handle = _try_load(library, load)
-        if handle is not None:
-            count = _count_devices(handle, count_function, init_function)
-            found.append({"name": name, "library": library, "devices": count})
-    if not found:
-        looked_for = ", ".join(library for _, library, _, _ in _ACCELERATORS)
-        return Check("accelerators", Level.NOTE, f"none (looked for {looked_for}); KV cache in host memory")
-    words = ", ".join(f"{item['name']}: {item['devices']} device(s)" for item in found)
-    return Check("accelerators", Level.OK, words, "", {"found": found})
+def probe_drivers() -> Sequence[DeviceDriver]:
+    """Load the drivers of accelerators that are installed. Raises ImportError without the native module."""
+    from kvferry import _native
+
+    return _native.device_drivers()
+
+
+def check_accelerators(probe: Callable[[], Sequence[DeviceDriver]] = probe_drivers) -> Check:
+    """Report accelerators whose memory can be registered, and why others cannot."""
+    try:
+        drivers = probe()
+    except ImportError as error:
+        return Check("accelerators", Level.NOTE, f"not looked for: {error}")
+    details = {"drivers": {driver.kind: driver.text for driver in drivers}}
+    usable = [driver.text for driver in drivers if driver.usable]
+    if usable:
+        return Check("accelerators", Level.OK, "; ".join(usable), "", details)
+    reasons = "; ".join(driver.text for driver in drivers)
+    return Check("accelerators", Level.NOTE, f"none, KV cache in host memory ({reasons})", "", details)
 
 
 def _try_load(library: str, load: Loader) -> Any | None:
@@ -96,17 +97,3 @@ def _try_load(library: str, load: Loader) -> Any | None:
         return load(library)
     except OSError:
         return None
-
-
-def _count_devices(handle: Any, count_function: str, init_function: str | None) -> int:
-    """Return the number of devices, 0 if the library is there without a usable driver."""
-    count = ctypes.c_int(0)
-    try:
-        if init_function == "cuInit":
-            handle.cuInit(0)
-        elif init_function is not None:
-            getattr(handle, init_function)(None)
-        failed = getattr(handle, count_function)(ctypes.byref(count))
-    except AttributeError:
-        return 0
-    return 0 if failed else count.value
