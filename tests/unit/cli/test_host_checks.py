@@ -189,7 +189,8 @@ class FakeDriver(NamedTuple):
 
 
 def test_usable_accelerators_are_named() -> None:
-    found = [FakeDriver("cuda", True, "CUDA driver 12.4, 2 devices"), FakeDriver("hip", False, "not installed")]
+    cuda = FakeDriver("cuda", True, "CUDA driver 12.4, 2 devices")
+    found = [cuda, FakeDriver("hip", False, "not installed")]
     check = devices.check_accelerators(lambda: found)
     assert check.level is Level.OK
     assert check.summary == "CUDA driver 12.4, 2 devices"
