@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
 Loader = Callable[[str], Any]  # ctypes.CDLL, or a stand-in in tests
 
+
 def check_network(root: Path) -> Check:
     """Report the network interfaces that are up, with speed and NUMA node."""
     found = []
