@@ -6,11 +6,24 @@
 
 namespace kvferry {
 
+// Beyond the room of all, each sender still has its share: together at most as much again.
+bool Inbox::has_room_locked(const Backlog& sender, std::size_t body_bytes) const {
+  if (queue_.size() < kMaxMessages && bytes_ + body_bytes <= kMaxBytes) return true;
+  const std::size_t senders = backlogs_.size();  // this one included
+  return sender.messages < kMaxMessages / senders && sender.bytes + body_bytes <= kMaxBytes / senders;
+}
+
 bool Inbox::push(Message message) {
   {
     std::lock_guard lock(mutex_);
     if (closed_) return true;  // nobody will ask for it
-    if (queue_.size() >= kMaxMessages || bytes_ + message.body.size() > kMaxBytes) return false;
+    const auto sender = backlogs_.try_emplace(message.peer).first;
+    if (!has_room_locked(sender->second, message.body.size())) {
+      if (sender->second.messages == 0) backlogs_.erase(sender);
+      return false;
+    }
+    ++sender->second.messages;
+    sender->second.bytes += message.body.size();
     bytes_ += message.body.size();
     queue_.push_back(std::move(message));
   }
@@ -25,6 +38,9 @@ std::optional<Message> Inbox::pop(milliseconds timeout) {
   Message message = std::move(queue_.front());
   queue_.pop_front();
   bytes_ -= message.body.size();
+  const auto sender = backlogs_.find(message.peer);
+  sender->second.bytes -= message.body.size();
+  if (--sender->second.messages == 0) backlogs_.erase(sender);
   return message;
 }
 
