@@ -46,6 +46,10 @@ TEST(Engine, ChecksItsOptions) {
   options.cluster_secret = kSecret;
   EXPECT_EQ(create_code(options), Code::kInvalidArgument) << "a wildcard is not advertised";
   options.advertise = "127.0.0.1:0";
+  const auto itself = Engine::create(options);
+  EXPECT_EQ(itself.status().code(), Code::kInvalidArgument) << "peers elsewhere would reach themselves";
+  EXPECT_NE(itself.status().message().find("advertise"), std::string::npos);
+  options.advertise = "192.0.2.1:0";
   EXPECT_EQ(create_code(options), Code::kOk);
   options = {};
   options.cluster_secret = "short";

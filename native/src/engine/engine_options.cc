@@ -72,6 +72,11 @@ Result<Endpoint> advertised_endpoint(const EngineOptions& options, const Endpoin
   const auto endpoint = Endpoint::parse(options.advertise);
   if (!endpoint.ok()) return endpoint.status().with_context("advertise");
   if (endpoint->is_wildcard()) return bad("advertise " + options.advertise + " is a wildcard: peers cannot reach it");
+  if (endpoint->is_loopback() && !bound.is_loopback()) {
+    return bad("advertise " + options.advertise +
+               " is this host's own loopback: peers elsewhere would reach themselves "
+               "there. Set it to an address of this host that they can reach, or bind to loopback, too");
+  }
   return endpoint->port() == 0 ? endpoint->with_port(bound.port()) : *endpoint;
 }
 
