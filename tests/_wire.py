@@ -13,6 +13,7 @@ from kvferry.transfer import Endpoint
 MAGIC, VERSION = b"KVF1", 1
 HELLO, HELLO_ACK, AUTH, ERROR, REGIONS_REQUEST, REGIONS, MESSAGE, PING, PONG, GOODBYE = range(1, 11)
 READ, READ_DATA, WRITE, WRITE_ACK = range(11, 15)
+REQUEST = 1 << 32 | 1  # the first of the data connection that its initiator numbered 1
 CONTROL, TCP_DATA, SHM_ATTACH = 1, 2, 3
 ENDPOINT = b"\x0b127.0.0.1:9"  # where nobody is; the engine only remembers it
 HEADER = struct.Struct("<4sBBHIIQ")

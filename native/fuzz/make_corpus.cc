@@ -20,12 +20,13 @@ void put(const fs::path& directory, const std::string& name, ByteView bytes) {
 }
 
 template <typename Message>
-void put_message(const fs::path& root, FrameType type, const Message& message, std::uint8_t flag = 0) {
+void put_message(const fs::path& root, FrameType type, const Message& message, std::uint8_t flag = 0,
+                 const std::string& form = "") {
   const Bytes body = message.encode();
   ByteWriter selected;
   selected.u8(static_cast<std::uint8_t>(static_cast<std::uint8_t>(type) | flag));
   selected.raw(body);
-  const std::string name(frame_type_name(type));
+  const std::string name = std::string(frame_type_name(type)) + form;
   put(root / "messages_fuzz", name + (flag != 0 ? "-checksums" : ""), selected.take());
   put(root / "frame_fuzz", name, encode_frame(type, 7, body));
 }
@@ -53,6 +54,14 @@ void put_messages(const fs::path& root) {
   put_message(root, FrameType::kWrite, wire::Write{pieces, {}});
   put_message(root, FrameType::kWrite, wire::Write{pieces, {1, 2}}, 0x80);
   put_message(root, FrameType::kWriteAck, wire::WriteAck{{Code::kOk, Code::kStale}});
+  put_message(root, FrameType::kRead, wire::Read{pieces, 1}, 0, "-remembered");
+  put_message(root, FrameType::kRead, wire::Read{{}, 4096}, 0, "-known");
+  put_message(root, FrameType::kReadData, wire::ReadData{65600, {}}, 0, "-all");
+  put_message(root, FrameType::kWrite, wire::Write{{}, {}, 7}, 0, "-known");
+  put_message(root, FrameType::kWrite, wire::Write{{}, {1, 2}, 7}, 0x80, "-known");
+  put_message(root, FrameType::kWriteAck, wire::WriteAck{}, 0, "-all");
+  put(root / "frame_fuzz", "FENCE", encode_frame(FrameType::kFence, 3, {}));
+  put(root / "frame_fuzz", "FENCED", encode_frame(FrameType::kFenced, 3, {}));
   put_message(root, FrameType::kShmAttached, wire::ShmAttached{4});
   put_message(root, FrameType::kArenaRequest, wire::ArenaRequest{1});
   put_message(root, FrameType::kArena, wire::ArenaGrant{1, 1u << 20});

@@ -20,23 +20,24 @@ void check(const Result<Message>& decoded, ByteView body) {
   fuzz::require(std::ranges::equal(decoded->encode(), body));
 }
 
-void check_pieces(const std::vector<wire::PieceDescriptor>& pieces) {
-  fuzz::require(!pieces.empty() && pieces.size() <= kMaxPiecesPerRequest);
+void check_pieces(const std::vector<wire::PieceDescriptor>& pieces, std::uint32_t slot) {
+  fuzz::require(slot <= kMaxListSlots && pieces.size() <= kMaxPiecesPerRequest && (!pieces.empty() || slot != 0));
   fuzz::require(wire::payload_bytes(pieces) <= kMaxRequestPayloadBytes);
 }
 
 void check_read(ByteView body) {
   const auto read = wire::Read::decode(body);
   check(read, body);
-  if (read.ok()) check_pieces(read->pieces);
+  if (read.ok()) check_pieces(read->pieces, read->slot);
 }
 
 void check_write(ByteView body, bool has_checksums) {
   const auto write = wire::Write::decode(body, has_checksums);
   check(write, body);
   if (!write.ok()) return;
-  check_pieces(write->pieces);
-  fuzz::require(write->crc32c.size() == (has_checksums ? write->pieces.size() : 0));
+  check_pieces(write->pieces, write->slot);
+  fuzz::require(has_checksums ? write->pieces.empty() || write->crc32c.size() == write->pieces.size()
+                              : write->crc32c.empty());
 }
 
 }  // namespace

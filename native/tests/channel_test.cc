@@ -75,7 +75,7 @@ class Tagged : public testing::Test {
 TEST_F(Tagged, FramesArriveInOrderWithAndWithoutBodyAndEncodedAhead) {
   deliver(sent(FrameType::kPing, 1, ""));
   deliver(sent(FrameType::kMessage, 2, "hello"));
-  deliver(initiator.encode(FrameType::kPong, 3, {}));
+  deliver(initiator.finish(begin_frame({}), FrameType::kPong, 3));
   for (std::uint64_t request = 1; request <= 3; ++request) {
     const auto frame = acceptor.receive(soon());
     ASSERT_TRUE(frame.ok()) << frame.status().to_string();

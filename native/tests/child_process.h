@@ -50,7 +50,9 @@ class ChildProcess {
   const Endpoint& endpoint() const { return endpoint_; }
   const NodeId& node_id() const { return node_; }
   void signal(int number) const {
-    if (pid_ > 0) ::kill(pid_, number);  // never the group, nor everybody
+    if (pid_ <= 0) return;
+    ::kill(pid_, number);                                        // never the group, nor everybody
+    if (number == SIGSTOP) ::waitpid(pid_, nullptr, WUNTRACED);  // its threads stop one after the other
   }
   void finish() {  // the orderly way
     stdin_.reset();

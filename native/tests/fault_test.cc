@@ -10,6 +10,7 @@
 #include "base/socket.h"
 #include "engine_fixture.h"
 #include "process_state.h"
+#include "proxy.h"
 #include "transport/fault/fault_plan.h"
 
 namespace kvferry::testing {
@@ -162,63 +163,6 @@ TEST(Fault, AsksForWhatThePeerDoesNotOffer) {
     a->close();
   }
 }
-
-// Forwards connections to an engine. What the target sends on its `victim`-th connection gets one bit flipped at
-// `offset`; or all connections but the first are cut on demand.
-class Proxy {
- public:
-  Proxy(Endpoint target, std::size_t victim, std::size_t offset)
-      : target_(std::move(target)), victim_(victim), offset_(offset) {
-    auto stop = Interrupt::create();
-    auto fd = listen_on(*Endpoint::parse("127.0.0.1:0"), 16);
-    stop_.emplace(std::move(stop).value());
-    listener_ = std::move(fd).value();
-    endpoint_ = *local_endpoint(listener_.get());
-    threads_.emplace_back([this] { accept(); });
-  }
-  ~Proxy() {
-    stop_->set();
-    threads_.front().join();
-    for (std::size_t i = 1; i < threads_.size(); ++i) threads_[i].join();
-  }
-  const Endpoint& endpoint() const { return endpoint_; }
-
- private:
-  void accept() {
-    for (std::size_t number = 1;; ++number) {
-      auto accepted = accept_from(listener_.get(), Wait{deadline_in(kPatience), &*stop_});
-      if (!accepted.ok()) return;
-      auto onward = connect_to(target_, Wait{deadline_in(kPatience), &*stop_});
-      if (!onward.ok()) return;
-      auto client = std::make_shared<UniqueFd>(std::move(accepted->fd));
-      auto server = std::make_shared<UniqueFd>(std::move(onward).value());
-      threads_.emplace_back([this, client, server] { forward(*client, *server, SIZE_MAX); });
-      const std::size_t spoil = number == victim_ ? offset_ : SIZE_MAX;
-      threads_.emplace_back([this, client, server, spoil] { forward(*server, *client, spoil); });
-    }
-  }
-  void forward(const UniqueFd& from, const UniqueFd& to, std::size_t spoil) {
-    std::vector<std::byte> bytes(65536);
-    for (std::size_t seen = 0;;) {
-      if (!wait_for(from.get(), POLLIN, Wait{deadline_in(kPatience), &*stop_}).ok()) break;
-      const ssize_t got = ::read(from.get(), bytes.data(), bytes.size());
-      if (got <= 0) break;
-      const auto count = static_cast<std::size_t>(got);
-      if (spoil >= seen && spoil < seen + count) bytes[spoil - seen] ^= std::byte{1};
-      seen += count;
-      if (!send_all(to.get(), std::span(bytes).first(count), Wait{deadline_in(kPatience), &*stop_}).ok()) break;
-    }
-    shut_down(from.get());
-    shut_down(to.get());
-  }
-
-  const Endpoint target_;
-  const std::size_t victim_, offset_;
-  std::optional<Interrupt> stop_;
-  UniqueFd listener_;
-  Endpoint endpoint_;
-  std::vector<std::thread> threads_;
-};
 
 TEST(Fault, ChecksumsFindBytesThatTheNetworkSpoiled) {
   EngineOptions options = options_for({"tcp"});

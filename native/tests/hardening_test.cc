@@ -4,6 +4,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <optional>
 #include <thread>
 
 #include "base/deadline.h"
@@ -11,60 +12,10 @@
 #include "base/socket.h"
 #include "engine_fixture.h"
 #include "process_state.h"
-#include "transport/greeting.h"
-#include "wire/frame.h"
+#include "raw_peer.h"
 
 namespace kvferry::testing {
 namespace {
-
-Wait patience() { return Wait{deadline_in(kPatience)}; }
-
-UniqueFd dial(const Engine& engine) {
-  auto fd = connect_to(engine.endpoint(), patience());
-  EXPECT_TRUE(fd.ok()) << fd.status().to_string();
-  return fd.ok() ? std::move(fd).value() : UniqueFd();
-}
-
-std::uint64_t dropped(const Engine& engine, const std::string& reason) {
-  return engine.counters()["dropped_connections_" + reason + "_total"];
-}
-
-// True once the engine closes its end.
-bool is_closed(const UniqueFd& fd, milliseconds timeout = kPatience) {
-  std::array<std::byte, 4096> bytes;
-  const Wait wait{deadline_in(timeout)};
-  while (wait_for(fd.get(), POLLIN, wait).ok()) {
-    if (::read(fd.get(), bytes.data(), bytes.size()) <= 0) return true;
-  }
-  return false;
-}
-
-// A peer made by hand: it passes the handshakes and then sends what the test wants.
-class RawPeer {
- public:
-  explicit RawPeer(const Engine& engine) : engine_(engine) {
-    node_.id = NodeId::random();
-    node_.endpoint = "127.0.0.1:1";
-    control_ = open(wire::Purpose::kControl);
-    auto regions = recv_frame(control_.get(), patience());
-    EXPECT_TRUE(regions.ok());
-    if (regions.ok()) regions_ = wire::Regions::decode(regions->body)->regions;
-  }
-  UniqueFd open(wire::Purpose purpose) {
-    Channel channel(dial(engine_));
-    const auto ack = greet(channel, node_, engine_.node_id(), purpose, patience());
-    EXPECT_TRUE(ack.ok()) << ack.status().to_string();
-    return channel.take_fd();
-  }
-  const UniqueFd& control() const { return control_; }
-  const std::vector<RegionInfo>& regions() const { return regions_; }
-
- private:
-  const Engine& engine_;
-  LocalNode node_;
-  UniqueFd control_;
-  std::vector<RegionInfo> regions_;
-};
 
 // The engine under test still serves a real peer.
 void expect_working(Engine& engine, const Buffer& far) {
@@ -185,14 +136,27 @@ TEST(Hardening, CapsConnections) {
   EngineOptions options;
   options.max_connections = 4;
   Target target(options);
+  std::optional<RawPeer> peer(*target.engine);
   std::vector<UniqueFd> held;
-  for (int i = 0; i < 4; ++i) held.push_back(dial(*target.engine));
-  ASSERT_TRUE(eventually([&] { return target.engine->counters()["accepted_connections_total"] == 4; }));
-  EXPECT_TRUE(is_closed(dial(*target.engine)));
+  for (std::uint32_t i = 0; i < 3; ++i) held.push_back(peer->open(wire::Purpose::kTcpData));
+  EXPECT_TRUE(is_closed(peer->open(wire::Purpose::kTcpData)));
   EXPECT_EQ(dropped(*target.engine, "too_many_connections"), 1u);
-  held.clear();
-  ASSERT_TRUE(eventually([&] { return dropped(*target.engine, "closed_in_handshake") == 4; }));
+  peer.reset();
+  ASSERT_TRUE(eventually([&] { return target.engine->peers().empty(); }));
   expect_working(*target.engine, target.buffer);
+}
+
+// Whoever only holds connections open loses the oldest of them to those that come after.
+TEST(Hardening, CallersWithoutAHandshakeCannotKeepOthersOut) {
+  EngineOptions options;
+  options.max_connections = 4;
+  Target target(options);
+  constexpr std::size_t kRoom = 256, kMore = 10;
+  std::vector<UniqueFd> silent;
+  for (std::size_t i = 0; i < kRoom + kMore; ++i) silent.push_back(dial(*target.engine));
+  expect_working(*target.engine, target.buffer);
+  for (std::size_t i = 0; i < kMore; ++i) EXPECT_TRUE(is_closed(silent[i], milliseconds(2500))) << i;
+  EXPECT_GE(dropped(*target.engine, "handshake_crowded"), kMore);
 }
 
 TEST(Hardening, DataConnectionsNeedAControlConnection) {
@@ -226,13 +190,13 @@ TEST(Hardening, MalformedRequestsEndTheDataConnection) {
   const wire::PieceDescriptor good{peer.regions().at(0).key, 0, 4096};
   Bytes odd = wire::Read{{good}}.encode();
   odd.pop_back();
-  Bytes spoiled = encode_frame(FrameType::kRead, 1, wire::Read{{good}}.encode());
+  Bytes spoiled = encode_frame(FrameType::kRead, request_id(1), wire::Read{{good}}.encode());
   spoiled.back() ^= std::byte{1};
   const std::vector<Bytes> frames{
-      encode_frame(FrameType::kRead, 1, odd),
+      encode_frame(FrameType::kRead, request_id(1), odd),
       encode_frame(FrameType::kHello, 1, {}),
       encode_frame(FrameType::kPing, 1, {}),
-      encode_frame(FrameType::kRead, 1, wire::Read{{{good.region, 0, UINT64_MAX}}}.encode()),
+      encode_frame(FrameType::kRead, request_id(1), wire::Read{{{good.region, 0, UINT64_MAX}}}.encode()),
       spoiled,
       Bytes(64, std::byte{0xee}),
   };
@@ -262,7 +226,7 @@ TEST(Hardening, RefusesWhatARequestMayNotReach) {
       {closed.region.key, 0, 16},
       {key, 100, 16},
   }};
-  ASSERT_OK(send_frame(data.get(), FrameType::kRead, 5, request.encode(), patience()));
+  ASSERT_OK(send_frame(data.get(), FrameType::kRead, request_id(5), request.encode(), patience()));
   const auto frame = recv_frame(data.get(), patience());
   ASSERT_TRUE(frame.ok());
   ASSERT_EQ(frame->header.type, FrameType::kReadData);
@@ -284,7 +248,7 @@ TEST(Hardening, RefusedPiecesOfAWriteAreSkipped) {
   UniqueFd data = peer.open(wire::Purpose::kTcpData);
   const RegionKey key = target.buffer.region.key;
   const wire::Write request{{{{key.id + 1, 1}, 0, 300000}, {key, 10, 3}}, {}};
-  Bytes bytes = encode_frame(FrameType::kWrite, 6, request.encode());
+  Bytes bytes = encode_frame(FrameType::kWrite, request_id(6), request.encode());
   bytes.resize(bytes.size() + 300003, std::byte{0x5a});
   ASSERT_OK(send_all(data.get(), bytes, patience()));
   const auto frame = recv_frame(data.get(), patience());
@@ -305,8 +269,9 @@ TEST(Hardening, CutsOffAStalledRequest) {
            not_reading = peer.open(wire::Purpose::kTcpData);
   const RegionKey key = target.buffer.region.key;
   ASSERT_OK(send_all(half_frame.get(), Bytes(1, std::byte{'K'}), patience()));
-  ASSERT_OK(send_frame(no_payload.get(), FrameType::kWrite, 1, wire::Write{{{key, 0, 4096}}, {}}.encode(), patience()));
-  const Bytes read = encode_frame(FrameType::kRead, 1, wire::Read{{{key, 0, 1u << 20}}}.encode());
+  ASSERT_OK(send_frame(no_payload.get(), FrameType::kWrite, request_id(1), wire::Write{{{key, 0, 4096}}, {}}.encode(),
+                       patience()));
+  const Bytes read = encode_frame(FrameType::kRead, request_id(1), wire::Read{{{key, 0, 1u << 20}}}.encode());
   for (int i = 0; i < 64; ++i) ASSERT_OK(send_all(not_reading.get(), read, patience()));
   EXPECT_TRUE(eventually([&] { return dropped(*target.engine, "stalled") == 3; }))
       << dropped(*target.engine, "stalled");
@@ -315,8 +280,8 @@ TEST(Hardening, CutsOffAStalledRequest) {
 
 TEST(Hardening, MalformedControlFramesLoseThePeer) {
   Target target;
-  for (const Bytes& frame : {encode_frame(FrameType::kRead, 1, {}), encode_frame(FrameType::kRegions, 1, Bytes(3)),
-                             Bytes(24, std::byte{0x11})}) {
+  for (const Bytes& frame : {encode_frame(FrameType::kRead, request_id(1), {}),
+                             encode_frame(FrameType::kRegions, 1, Bytes(3)), Bytes(24, std::byte{0x11})}) {
     RawPeer peer(*target.engine);
     ASSERT_OK(send_all(peer.control().get(), frame, patience()));
     EXPECT_TRUE(is_closed(peer.control()));

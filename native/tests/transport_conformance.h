@@ -126,6 +126,41 @@ TEST_P(TransportConformance, MovesScatteredPieces) {
   }
 }
 
+// A rail may remember what it sent for a plan, but never what the owner thinks of it.
+TEST_P(TransportConformance, MovesAPreparedPlanAgainAndAgain) {
+  constexpr std::uint64_t kBlock = 4096, kCount = 900;
+  std::span<std::byte> memory;
+  const RegionInfo region = own(2 * kBlock * kCount, 3, "reused", &memory);
+  ASSERT_OK(peer_->refresh(kPatience));
+  std::vector<Piece> pieces;
+  for (std::uint64_t i = 0; i < kCount; ++i) {
+    pieces.push_back({local_.region.key.id, region.key.id, i * kBlock, (2 * i + 1) * kBlock, kBlock});
+  }
+  const auto read = near_->prepare(peer_, pieces, Op::kRead), write = near_->prepare(peer_, pieces, Op::kWrite);
+  ASSERT_TRUE(read.ok() && write.ok());
+  const auto status_of = [&](const std::shared_ptr<const Plan>& plan) {
+    auto transfer = near_->submit(plan, {});
+    EXPECT_TRUE(transfer.ok() && (*transfer)->wait(kPatience));
+    return (*transfer)->status();
+  };
+  for (std::uint64_t round = 1; round <= 4; ++round) {
+    fill(memory, 10 + round);
+    ASSERT_OK(status_of(*read));
+    for (std::uint64_t i = 0; i < kCount; i += 7) {
+      ASSERT_EQ(local_.bytes[i * kBlock + 9], pattern(10 + round, (2 * i + 1) * kBlock + 9)) << round;
+    }
+    fill(std::span(local_.bytes).first(kBlock * kCount), 20 + round);
+    ASSERT_OK(status_of(*write));
+    for (std::uint64_t i = 0; i < kCount; i += 7) {
+      ASSERT_EQ(memory[(2 * i + 1) * kBlock + 9], pattern(20 + round, i * kBlock + 9)) << round;
+      ASSERT_EQ(memory[2 * i * kBlock + 9], pattern(10 + round, 2 * i * kBlock + 9)) << round;
+    }
+  }
+  ASSERT_OK(far_->unregister(region.key, kPatience));
+  EXPECT_EQ(status_of(*read).code(), Code::kStale);
+  EXPECT_EQ(status_of(*write).code(), Code::kStale);
+}
+
 TEST_P(TransportConformance, MergesNeighboursAndAcceptsEmptyPieces) {
   std::vector<Piece> pieces;
   for (std::uint64_t i = 100; i > 0; --i) pieces.push_back(piece(i * 4096, i * 4096, 4096));

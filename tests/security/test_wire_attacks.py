@@ -133,7 +133,7 @@ def test_data_connections_are_for_known_peers_or_only_read_what_is_allowed(victi
     ]
     for lie in lies:
         with wire.data_connection(victim.endpoint) as attacker:
-            attacker.send(wire.frame(wire.READ, wire.request(lie), request=1))
+            attacker.send(wire.frame(wire.READ, wire.request(lie), request=wire.REQUEST))
             answer = attacker.receive()
             if answer is None or answer[0] == wire.ERROR:
                 continue
@@ -161,13 +161,15 @@ MALFORMED_REQUESTS = {
 @pytest.mark.parametrize("name", MALFORMED_REQUESTS)
 def test_malformed_requests_end_the_connection(victim, name, kind):
     with wire.data_connection(victim.endpoint) as attacker:
-        attacker.send(wire.frame(kind, MALFORMED_REQUESTS[name]))
+        attacker.send(wire.frame(kind, MALFORMED_REQUESTS[name], request=wire.REQUEST))
         assert attacker.closed()
 
 
 def test_writing_where_only_reading_is_allowed_changes_nothing(victim):
     with wire.data_connection(victim.endpoint) as attacker:
-        attacker.send(wire.frame(wire.WRITE, wire.request(wire.piece(1, 1, 0, 16)), request=5) + b"\xee" * 16)
+        attacker.send(
+            wire.frame(wire.WRITE, wire.request(wire.piece(1, 1, 0, 16)), request=wire.REQUEST) + b"\xee" * 16
+        )
         answer = attacker.receive()
         assert answer is None or answer[0] in (wire.ERROR, wire.WRITE_ACK)
     shown = victim.ask("bytes", name="m", offset=0, length=16)
@@ -183,7 +185,7 @@ def test_a_hundred_peers_that_say_nothing_are_cut_off(victim):
 
 def test_peers_that_never_read_cost_a_bounded_buffer(victim):
     before = victim.ask("status")["rss_kib"]
-    ask = wire.frame(wire.READ, wire.request(wire.piece(1, 1, 0, SIZE)), request=1)
+    ask = wire.frame(wire.READ, wire.request(wire.piece(1, 1, 0, SIZE)), request=wire.REQUEST)
     with contextlib.ExitStack() as stack:
         for _ in range(20):
             attacker = stack.enter_context(wire.data_connection(victim.endpoint))

@@ -4,10 +4,6 @@
 
 namespace kvferry {
 
-void ByteWriter::little_endian(std::uint64_t value, int width) {
-  for (int i = 0; i < width; ++i) out_.push_back(static_cast<std::byte>(value >> (8 * i)));
-}
-
 void ByteWriter::raw(ByteView bytes) {
   const std::size_t at = out_.size();
   out_.resize(at + bytes.size());
@@ -30,13 +26,6 @@ void ByteWriter::text32(std::string_view text) {
   text = text.substr(0, UINT32_MAX);
   u32(static_cast<std::uint32_t>(text.size()));
   raw(as_byte_view(text));
-}
-
-std::uint64_t ByteReader::little_endian(std::size_t width) {
-  std::uint64_t value = 0;
-  const ByteView bytes = raw(width);
-  for (std::size_t i = 0; i < bytes.size(); ++i) value |= std::uint64_t{static_cast<std::uint8_t>(bytes[i])} << (8 * i);
-  return value;
 }
 
 ByteView ByteReader::raw(std::size_t length) {

@@ -2,11 +2,14 @@
 #pragma once
 
 #include <array>
+#include <bit>
 #include <cstddef>
 #include <cstdint>
+#include <cstring>
 #include <span>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "kvferry/status.h"
@@ -26,14 +29,27 @@ ByteView as_byte_view(const std::array<std::uint8_t, N>& bytes) {
 }
 inline std::string_view as_text(ByteView bytes) { return {reinterpret_cast<const char*>(bytes.data()), bytes.size()}; }
 
+// To or from the order of the wire.
+template <typename Integer>
+constexpr Integer little_endian(Integer value) {
+  if constexpr (std::endian::native == std::endian::little || sizeof(Integer) == 1) return value;
+  Integer swapped = 0;
+  for (std::size_t i = 0; i < sizeof(Integer); ++i) {
+    swapped = static_cast<Integer>(swapped | ((value >> (8 * i)) & 0xff) << (8 * (sizeof(Integer) - 1 - i)));
+  }
+  return swapped;
+}
+
 class ByteWriter {
  public:
   explicit ByteWriter(std::size_t expected_bytes = 0) { out_.reserve(expected_bytes); }
+  // Continues after what `out` holds, in its memory: a buffer that is used again and again allocates nothing.
+  explicit ByteWriter(Bytes&& out) : out_(std::move(out)) {}
 
   void u8(std::uint8_t value) { out_.push_back(static_cast<std::byte>(value)); }
-  void u16(std::uint16_t value) { little_endian(value, 2); }
-  void u32(std::uint32_t value) { little_endian(value, 4); }
-  void u64(std::uint64_t value) { little_endian(value, 8); }
+  void u16(std::uint16_t value) { integer(value); }
+  void u32(std::uint32_t value) { integer(value); }
+  void u64(std::uint64_t value) { integer(value); }
   void raw(ByteView bytes);
   // Length prefix of 1, 2 or 4 bytes, then the text. Longer text than the prefix can say is cut: encoders check first.
   void text8(std::string_view text);
@@ -44,7 +60,12 @@ class ByteWriter {
   Bytes take() { return std::move(out_); }
 
  private:
-  void little_endian(std::uint64_t value, int width);
+  template <typename Integer>
+  void integer(Integer value) {
+    const Integer wire = little_endian(value);
+    const auto* const first = reinterpret_cast<const std::byte*>(&wire);
+    out_.insert(out_.end(), first, first + sizeof(wire));
+  }
   Bytes out_;
 };
 
@@ -53,10 +74,10 @@ class ByteReader {
  public:
   explicit ByteReader(ByteView bytes) : rest_(bytes) {}
 
-  std::uint8_t u8() { return static_cast<std::uint8_t>(little_endian(1)); }
-  std::uint16_t u16() { return static_cast<std::uint16_t>(little_endian(2)); }
-  std::uint32_t u32() { return static_cast<std::uint32_t>(little_endian(4)); }
-  std::uint64_t u64() { return little_endian(8); }
+  std::uint8_t u8() { return integer<std::uint8_t>(); }
+  std::uint16_t u16() { return integer<std::uint16_t>(); }
+  std::uint32_t u32() { return integer<std::uint32_t>(); }
+  std::uint64_t u64() { return integer<std::uint64_t>(); }
   ByteView raw(std::size_t length);
   std::string text8(std::size_t max_bytes) { return text(u8(), max_bytes); }
   std::string text16(std::size_t max_bytes) { return text(u16(), max_bytes); }
@@ -78,7 +99,13 @@ class ByteReader {
   Status finish(std::string_view what) const;
 
  private:
-  std::uint64_t little_endian(std::size_t width);
+  template <typename Integer>
+  Integer integer() {
+    Integer wire = 0;
+    const ByteView bytes = raw(sizeof(wire));
+    if (bytes.size() == sizeof(wire)) std::memcpy(&wire, bytes.data(), sizeof(wire));
+    return little_endian(wire);
+  }
   std::string text(std::size_t length, std::size_t max_bytes);
   ByteView rest_;
   std::string why_;

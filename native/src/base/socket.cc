@@ -237,6 +237,11 @@ Status set_congestion_control(int fd, std::string_view algorithm) {
                       "congestion control '" + std::string(algorithm) + "'", errno);
 }
 
+void abort_connection(UniqueFd fd) {
+  const linger now{1, 0};
+  ::setsockopt(fd.get(), SOL_SOCKET, SO_LINGER, &now, sizeof(now));
+}
+
 void shut_down(int fd) { ::shutdown(fd, SHUT_RDWR); }
 void shut_down_sending(int fd) { ::shutdown(fd, SHUT_WR); }
 

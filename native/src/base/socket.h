@@ -71,6 +71,10 @@ Status recv_exact(int fd, MutableByteView out, const Wait& wait);
 // Any number of segments; the array is used up (modified) on the way.
 Status send_vectored(int fd, std::span<iovec> segments, const Wait& wait);
 Status recv_vectored(int fd, std::span<iovec> segments, const Wait& wait);
+// What one system call brings, at least a byte; waits for it. At most IOV_MAX segments are looked at.
+Result<std::size_t> recv_some(int fd, std::span<const iovec> segments, const Wait& wait);
+// Takes `bytes` off the front; also drops empty segments.
+void drop_front(std::span<iovec>& segments, std::size_t bytes);
 
 // Unix sockets. `bytes` must not be empty; descriptors (at most kMaxFdsPerFrame) ride with its first byte.
 Status send_with_fds(int fd, ByteView bytes, std::span<const int> fds, const Wait& wait);
@@ -81,7 +85,8 @@ Result<PeerCredentials> peer_credentials(int fd);
 
 Status set_no_delay(int fd);
 Status set_congestion_control(int fd, std::string_view algorithm);  // kUnsupported if the kernel lacks it
-void shut_down(int fd);          // both directions; wakes threads that wait on the socket
+void abort_connection(UniqueFd fd);  // closes it; what was not sent yet is dropped, and the peer's next read fails
+void shut_down(int fd);              // both directions; wakes threads that wait on the socket
 void shut_down_sending(int fd);  // the peer sees the end of the stream; is_hung_up() still tells when it closes, too
 
 }  // namespace kvferry

@@ -61,17 +61,6 @@ Status after_step(int fd, ssize_t moved, int error, const Progress& progress, co
   return ready.ok() ? ready : ready.with_context(progress.to_string());
 }
 
-// Takes `bytes` off the front; also drops empty segments.
-void drop_front(std::span<iovec>& segments, std::size_t bytes) {
-  while (!segments.empty() && bytes >= segments.front().iov_len) {
-    bytes -= segments.front().iov_len;
-    segments = segments.subspan(1);
-  }
-  if (segments.empty()) return;
-  segments.front().iov_base = static_cast<std::byte*>(segments.front().iov_base) + bytes;
-  segments.front().iov_len -= bytes;
-}
-
 Status move_vectored(int fd, std::span<iovec> segments, Direction direction, const Wait& wait) {
   Progress progress{direction, 0, 0};
   for (const iovec& segment : segments) progress.total += segment.iov_len;
@@ -108,6 +97,27 @@ void take_fds(msghdr& message, std::vector<UniqueFd>& fds) {
 }
 
 }  // namespace
+
+void drop_front(std::span<iovec>& segments, std::size_t bytes) {
+  while (!segments.empty() && bytes >= segments.front().iov_len) {
+    bytes -= segments.front().iov_len;
+    segments = segments.subspan(1);
+  }
+  if (segments.empty()) return;
+  segments.front().iov_base = static_cast<std::byte*>(segments.front().iov_base) + bytes;
+  segments.front().iov_len -= bytes;
+}
+
+Result<std::size_t> recv_some(int fd, std::span<const iovec> segments, const Wait& wait) {
+  msghdr message{};
+  message.msg_iov = const_cast<iovec*>(segments.data());  // recvmsg does not write to it
+  message.msg_iovlen = std::min<std::size_t>(segments.size(), IOV_MAX);
+  for (;;) {
+    const ssize_t got = ::recvmsg(fd, &message, 0);
+    KVF_RETURN_IF_ERROR(after_step(fd, got, errno, {Direction::kReceive, 0, 1}, wait));
+    if (got > 0) return static_cast<std::size_t>(got);
+  }
+}
 
 Status send_vectored(int fd, std::span<iovec> segments, const Wait& wait) {
   return move_vectored(fd, segments, Direction::kSend, wait);

@@ -1,9 +1,12 @@
-// The inbound connections that threads are serving: counted against a cap, and ended from outside. Thread-safe.
+// The inbound connections that threads are serving: counted against caps, and ended from outside. Thread-safe.
 #pragma once
 
+#include <condition_variable>
 #include <cstddef>
 #include <cstdint>
+#include <deque>
 #include <list>
+#include <map>
 #include <memory>
 #include <mutex>
 
@@ -35,23 +38,44 @@ class InboundConnection {
 
 class ConnectionSet {
  public:
+  enum class Added {
+    kYes,
+    kClosed,
+    kCrowded
+  };  // kCrowded: the oldest caller without a proven identity has to go for it
+
+  // At most `capacity` connections of known nodes; callers that did not finish the handshake have room of their own, so
+  // that they cannot keep others out.
   explicit ConnectionSet(std::size_t capacity) : capacity_(capacity) {}
 
-  bool add(const std::shared_ptr<InboundConnection>& connection);  // false: full or closed
-  void set_node(const InboundConnection& connection, const NodeId& node);
-  void remove(const InboundConnection& connection);
-  void interrupt_node(const NodeId& node);  // ends the connections of a node
-  void close();                             // ends all; no add() succeeds afterwards
+  Added add(const std::shared_ptr<InboundConnection>& connection);
+  // The handshake is done. False: too many connections.
+  bool set_node(const InboundConnection& connection, const NodeId& node);
+  // The number that `node` gave its data connection. False: it was fenced already.
+  bool set_number(const InboundConnection& connection, std::uint32_t number);
+  void remove(const InboundConnection& connection);  // its thread will not touch any memory of a region any more
+  void interrupt_node(const NodeId& node);           // ends the connections of a node
+  // Ends the data connection and waits until it is removed; one that is not known yet will be refused. False: it is
+  // still there at the deadline.
+  bool fence(const NodeId& node, std::uint32_t number, Deadline deadline);
+  void close();  // ends all; no add() succeeds afterwards
 
  private:
   struct Entry {
     std::shared_ptr<InboundConnection> connection;
-    NodeId node;
+    NodeId node;               // nil: the handshake is not done
+    std::uint32_t number = 0;  // 0: not known, or no data connection
   };
+  Entry* find_locked(const InboundConnection& connection);
+  std::size_t count_locked(bool known) const;
+  bool is_there_locked(const NodeId& node, std::uint32_t number) const;
+
   const std::size_t capacity_;
   mutable std::mutex mutex_;
-  std::list<Entry> entries_;  // guarded by mutex_
-  bool closed_ = false;       // guarded by mutex_
+  std::condition_variable removed_;
+  std::list<Entry> entries_;                            // oldest first; guarded by mutex_, as are those below
+  std::map<NodeId, std::deque<std::uint32_t>> fenced_;  // before they were known; the latest of each node
+  bool closed_ = false;
 };
 
 }  // namespace kvferry

@@ -9,8 +9,9 @@
 
 namespace kvferry {
 
-EngineCore::EngineCore(EngineOptions opts, RegionDirectoryWriter region_directory)
+EngineCore::EngineCore(EngineOptions opts, RegionDirectoryWriter region_directory, Interrupt stop_everything)
     : options(std::move(opts)),
+      stop(std::move(stop_everything)),
       directory(std::move(region_directory)),
       regions(&directory, options.advise_huge_pages),
       inbound(options.max_connections),

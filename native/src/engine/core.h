@@ -25,7 +25,7 @@
 namespace kvferry {
 
 struct EngineCore {
-  EngineCore(EngineOptions opts, RegionDirectoryWriter region_directory);
+  EngineCore(EngineOptions opts, RegionDirectoryWriter region_directory, Interrupt stop_everything);
 
   std::string metadata() const;
   void set_metadata(std::string text);
@@ -36,7 +36,8 @@ struct EngineCore {
   Status check_process() const;
 
   const EngineOptions options;
-  LocalNode local;  // complete before the first thread starts, constant afterwards
+  const Interrupt stop;  // set by close(): ends waits for the outside
+  LocalNode local;       // complete before the first thread starts, constant afterwards
   Counters counters;
   RegionDirectoryWriter directory;
   RegionTable regions;

@@ -27,8 +27,8 @@ Result<std::unique_ptr<Engine>> Engine::create(EngineOptions options) {
   return std::unique_ptr<Engine>(std::move(engine).value());
 }
 
-EngineImpl::EngineImpl(std::shared_ptr<EngineCore> core, Interrupt stop, Listener listener)
-    : core_(std::move(core)), stop_(std::move(stop)), listener_(std::move(listener)) {}
+EngineImpl::EngineImpl(std::shared_ptr<EngineCore> core, Listener listener)
+    : core_(std::move(core)), listener_(std::move(listener)) {}
 
 Result<std::unique_ptr<EngineImpl>> EngineImpl::start(EngineOptions options) {
   KVF_RETURN_IF_ERROR(check_options(options));
@@ -37,12 +37,12 @@ Result<std::unique_ptr<EngineImpl>> EngineImpl::start(EngineOptions options) {
   KVF_ASSIGN_OR_RETURN(RegionDirectoryWriter directory, RegionDirectoryWriter::create(id));
   KVF_ASSIGN_OR_RETURN(Interrupt stop, Interrupt::create());
   KVF_ASSIGN_OR_RETURN(Listener listener, Listener::open(bind));
-  const auto core = std::make_shared<EngineCore>(std::move(options), std::move(directory));
+  const auto core = std::make_shared<EngineCore>(std::move(options), std::move(directory), std::move(stop));
   core->local.id = id;
   core->local.host = HostId::current();
   core->local.secret = core->options.cluster_secret;
 
-  std::unique_ptr<EngineImpl> engine(new EngineImpl(core, std::move(stop), std::move(listener)));
+  std::unique_ptr<EngineImpl> engine(new EngineImpl(core, std::move(listener)));
   KVF_ASSIGN_OR_RETURN(engine->advertised_, advertised_endpoint(core->options, engine->listener_.endpoint()));
   core->local.endpoint = engine->advertised_.to_string();
   KVF_RETURN_IF_ERROR(engine->open_shm_listener());
@@ -88,9 +88,9 @@ Status EngineImpl::make_transports() {
 
 Status EngineImpl::start_threads() {
   KVF_RETURN_IF_ERROR(core_->threads.spawn("kvf-keeper", [core = core_] { core->keeper.run(*core); }));
-  KVF_RETURN_IF_ERROR(core_->threads.spawn("kvf-accept", [this] { listener_.run(core_, stop_); }));
+  KVF_RETURN_IF_ERROR(core_->threads.spawn("kvf-accept", [this] { listener_.run(core_, core_->stop); }));
   if (!shm_listener_) return {};
-  return core_->threads.spawn("kvf-accept-shm", [this] { shm_listener_->run(core_, stop_); });
+  return core_->threads.spawn("kvf-accept-shm", [this] { shm_listener_->run(core_, core_->stop); });
 }
 
 Status EngineImpl::check_open() const {
@@ -146,7 +146,7 @@ Result<std::shared_ptr<Peer>> EngineImpl::connect(const Endpoint& endpoint, cons
                                                   milliseconds timeout) {
   KVF_RETURN_IF_ERROR(check_open());
   const Deadline deadline = deadline_in(timeout);
-  const Wait wait{deadline, &stop_};
+  const Wait wait{deadline, &core_->stop};
   KVF_ASSIGN_OR_RETURN(UniqueFd fd, connect_to(endpoint, wait));
   Channel channel(std::move(fd));
   const auto ack = greet(channel, core_->local, expected, wire::Purpose::kControl, wait);
@@ -241,7 +241,7 @@ void EngineImpl::close() {
     const std::lock_guard lock(mutex_);
     if (std::exchange(closed_, true)) return;
   }
-  stop_.set();
+  core_->stop.set();
   for (const auto& peer : core_->peers.close()) {
     peer->leave("the engine was closed", {Code::kCancelled, "the engine was closed"});
   }

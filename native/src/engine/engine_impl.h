@@ -40,7 +40,7 @@ class EngineImpl final : public Engine {
   void close() override;
 
  private:
-  EngineImpl(std::shared_ptr<EngineCore> core, Interrupt stop, Listener listener);
+  EngineImpl(std::shared_ptr<EngineCore> core, Listener listener);
   Status open_shm_listener();
   Status make_transports();
   Status start_threads();
@@ -48,7 +48,6 @@ class EngineImpl final : public Engine {
   Result<std::shared_ptr<PeerImpl>> adopt(Channel channel, const Endpoint& endpoint, const wire::HelloAck& ack);
 
   const std::shared_ptr<EngineCore> core_;
-  const Interrupt stop_;  // set by close(): ends the listeners and connects under way
   Listener listener_;
   std::optional<Listener> shm_listener_;  // constant once the threads run
   Endpoint advertised_;                   // likewise

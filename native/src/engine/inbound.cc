@@ -32,6 +32,8 @@ std::string_view handshake_drop_reason(Code code) {
       return "foreign_user";
     case Code::kUnavailable:
       return "no_control_connection";
+    case Code::kResourceExhausted:
+      return "too_many_connections";
     case Code::kCancelled:
       return "";
     default:
@@ -75,9 +77,12 @@ Result<wire::Hello> admit(EngineCore& core, InboundConnection& connection) {
   const Wait wait{deadline_in(kHandshakeTimeout), &connection.interrupt()};
   if (connection.same_host()) KVF_RETURN_IF_ERROR(check_same_user(connection.fd()));
   KVF_ASSIGN_OR_RETURN(wire::Hello hello, receive_greeting(connection.channel(), core.local, wait));
-  core.inbound.set_node(connection, hello.self);
   // A node without a secret listens on loopback only, which all users of the host can reach.
   Status admitted = core.local.secret.empty() ? check_same_user(connection.fd()) : Status();
+  if (admitted.ok() && !core.inbound.set_node(connection, hello.self)) {
+    admitted = {Code::kResourceExhausted, "all connections that max_connections allows are in use"};
+  }
+  // After set_node(): if the control connection is lost from here on, this one is interrupted.
   if (admitted.ok()) admitted = check_purpose(core, connection, hello);
   if (admitted.ok()) return hello;
   send_refusal(connection.channel(), admitted);
@@ -111,15 +116,23 @@ Status serve_control(const std::shared_ptr<EngineCore>& core, InboundConnection&
   return {};
 }
 
+Status serve_data(EngineCore& core, InboundConnection& connection) {
+  const auto announce = [&](std::uint32_t number) {
+    return core.inbound.set_number(connection, number)
+               ? Status()
+               : Status(Code::kCancelled, "the peer ended the connection before it was known");
+  };
+  const TcpServer::Options options{core.options.transfer_timeout, announce};
+  return TcpServer(connection.channel(), connection.interrupt(), core.regions, core.counters, options).serve();
+}
+
 Status serve(const std::shared_ptr<EngineCore>& core, InboundConnection& connection, const wire::Hello& hello) {
   switch (hello.purpose) {
     case wire::Purpose::kControl:
       return serve_control(core, connection, hello);
     case wire::Purpose::kTcpData:
       if (core->local.host.same_host(hello.host)) tune_same_host_socket(connection.fd());
-      return TcpServer(connection.channel(), connection.interrupt(), core->regions, core->counters,
-                       core->options.transfer_timeout)
-          .serve();
+      return serve_data(*core, connection);
     case wire::Purpose::kShmAttach:
       return core->attachments.serve(connection.fd(), connection.interrupt(), core->directory, core->arenas);
   }

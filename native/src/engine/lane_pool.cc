@@ -130,6 +130,7 @@ bool LanePool::record_results_locked(Slice* slice, const Status& rail_status) {
     if (result.ok()) return false;
     const bool final = is_final(result.code());
     if (may_retry && !final) return true;
+    if (rail_status.ok() && !final) transfer.warn_locked(result.message());
     transfer.fail_run_locked(slice->run_at(place), aborted && !final ? transfer.abort_reason_locked() : result);
     return false;
   });

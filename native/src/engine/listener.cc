@@ -57,7 +57,9 @@ void Listener::admit(const std::shared_ptr<EngineCore>& core, UniqueFd fd) const
   if (!interrupt.ok()) return core->counters.add_dropped("out_of_descriptors");
   const bool same_host = endpoint_.family() == Endpoint::Family::kUnix;
   const auto connection = std::make_shared<InboundConnection>(std::move(fd), std::move(interrupt).value(), same_host);
-  if (!core->inbound.add(connection)) return core->counters.add_dropped("too_many_connections");
+  const ConnectionSet::Added added = core->inbound.add(connection);
+  if (added == ConnectionSet::Added::kClosed) return;
+  if (added == ConnectionSet::Added::kCrowded) core->counters.add_dropped("handshake_crowded");
   const Status started = core->threads.spawn("kvf-serve", [core, connection] { serve_inbound(core, connection); });
   if (started.ok()) return;
   core->inbound.remove(*connection);

@@ -15,8 +15,17 @@ constexpr milliseconds kPingTimeout{50};     // the keeper serves all peers: it 
 constexpr milliseconds kReplyTimeout{5000};  // for socket space, by the control thread
 constexpr milliseconds kLossPatience{200};
 
-PeerContext context_of(const EngineCore& core, const PeerImpl::Identity& identity) {
-  return {core.local.id, identity.node_id, identity.endpoint, identity.shm_name, identity.same_host, identity.rails};
+PeerContext context_of(const EngineCore& core, const PeerImpl::Identity& identity, PeerImpl* peer) {
+  PeerContext context;
+  context.self = core.local.id;
+  context.node_id = identity.node_id;
+  context.endpoint = identity.endpoint;
+  context.shm_name = identity.shm_name;
+  context.same_host = identity.same_host;
+  context.rails = identity.rails;
+  context.fence = [peer](std::uint32_t connection, Deadline deadline) { return peer->fence(connection, deadline); };
+  context.stop = &core.stop;
+  return context;
 }
 
 LanePool::Hooks hooks_of(PeerImpl* peer, EngineCore* core) {
@@ -36,7 +45,7 @@ PeerImpl::PeerImpl(std::shared_ptr<EngineCore> core, Identity identity, Channel 
     : core_(std::move(core)),
       identity_(std::move(identity)),
       link_(std::move(channel)),
-      lanes_(core_->ranked_transports(), context_of(*core_, identity_), core_->options, core_->counters,
+      lanes_(core_->ranked_transports(), context_of(*core_, identity_, this), core_->options, core_->counters,
              hooks_of(this, core_.get())),
       last_heard_(Clock::now().time_since_epoch().count()) {}
 
@@ -141,7 +150,7 @@ void PeerImpl::settle_loss(const Status& why) {
 }
 
 void PeerImpl::serve() {
-  Status end = push_regions(0);
+  Status end = answer(FrameType::kRegions, 0);
   while (end.ok()) {
     // Silence is judged by the keeper; it shuts the link down.
     Result<Frame> frame = link_.receive(deadline_in(kLongestWait));
@@ -165,15 +174,24 @@ void PeerImpl::serve() {
 Status PeerImpl::handle_frame(const Frame& frame) {
   switch (frame.header.type) {
     case FrameType::kRegionsRequest:
-      return push_regions(frame.header.request_id);
+      return answer(FrameType::kRegions, frame.header.request_id);
     case FrameType::kRegions:
       return take_regions(frame.header.request_id, frame.body);
     case FrameType::kMessage:
       return take_message(frame);
     case FrameType::kPing:
-      return send(FrameType::kPong, frame.header.request_id, {}, deadline_in(kReplyTimeout));
+      return answer(FrameType::kPong, frame.header.request_id);
     case FrameType::kPong:
       return {};
+    case FrameType::kFence:
+      return serve_fence(frame.header.request_id);
+    case FrameType::kFenced: {
+      const std::lock_guard lock(mutex_);
+      const auto fence = fences_.find(frame.header.request_id);
+      if (fence != fences_.end()) fence->second = true;  // else nobody waits any more
+      changed_.notify_all();
+      return {};
+    }
     case FrameType::kGoodbye: {
       Result<wire::Goodbye> goodbye = wire::Goodbye::decode(frame.body);
       if (!goodbye.ok()) return goodbye.status();
@@ -188,11 +206,67 @@ Status PeerImpl::handle_frame(const Frame& frame) {
   }
 }
 
-Status PeerImpl::push_regions(std::uint64_t request_id) {
+Status PeerImpl::send_regions(std::uint64_t request_id) {
   wire::Regions body;
   body.metadata = core_->metadata();
   body.regions = core_->regions.list();
   return send(FrameType::kRegions, request_id, body.encode(), deadline_in(kReplyTimeout));
+}
+
+// By the control thread, which does not wait: what cannot be sent at once is sent by another thread.
+Status PeerImpl::answer(FrameType type, std::uint64_t request_id) {
+  if (type != FrameType::kRegions) {
+    const Status sent = send(type, request_id, {}, Clock::now());
+    if (sent.code() != Code::kDeadlineExceeded) return sent;
+  }
+  switch (answers_.add({type, request_id})) {
+    case Answers::Added::kYes:
+      return {};
+    case Answers::Added::kTooMany:
+      return {Code::kResourceExhausted, name() + " asks and asks, and reads no answers"};
+    case Answers::Added::kStartSender:
+      break;
+  }
+  Status started = core_->threads.spawn("kvf-answers", [self = shared_from_this()] { self->send_answers(); });
+  if (!started.ok()) answers_.abandon();
+  return started;
+}
+
+void PeerImpl::send_answers() {
+  while (const auto next = answers_.next()) {
+    const Status sent = next->type == FrameType::kRegions
+                            ? send_regions(next->request_id)
+                            : send(next->type, next->request_id, {}, deadline_in(kReplyTimeout));
+    if (!sent.ok()) lose(sent);  // those that are left fail at once
+  }
+}
+
+Status PeerImpl::fence(std::uint32_t connection, Deadline deadline) {
+  {
+    const std::lock_guard lock(mutex_);
+    if (!status_.ok()) return status_;
+    fences_[connection] = false;
+  }
+  Status status = send(FrameType::kFence, connection, {}, deadline);
+  std::unique_lock lock(mutex_);
+  if (status.ok()) {
+    const auto ended = [&] { return fences_[connection]; };
+    changed_.wait_until(lock, deadline, [&] { return ended() || !status_.ok(); });
+    if (!ended())
+      status = status_.ok() ? Status(Code::kDeadlineExceeded, name() + " did not confirm in time") : status_;
+  }
+  fences_.erase(connection);
+  return status;
+}
+
+Status PeerImpl::serve_fence(std::uint64_t connection) {
+  if (connection == 0 || connection > UINT32_MAX) {
+    return {Code::kProtocolError, "FENCE of connection " + std::to_string(connection)};
+  }
+  // The serving thread leaves within a system call or two.
+  const bool ended =
+      core_->inbound.fence(identity_.node_id, static_cast<std::uint32_t>(connection), deadline_in(kFencePatience));
+  return ended ? answer(FrameType::kFenced, connection) : Status();
 }
 
 Status PeerImpl::take_regions(std::uint64_t request_id, ByteView body) {

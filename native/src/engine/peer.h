@@ -7,11 +7,13 @@
 #include <atomic>
 #include <condition_variable>
 #include <cstdint>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <string>
 #include <vector>
 
+#include "engine/answers.h"
 #include "engine/control_link.h"
 #include "engine/lane_pool.h"
 #include "kvferry/engine.h"
@@ -54,6 +56,8 @@ class PeerImpl final : public Peer, public std::enable_shared_from_this<PeerImpl
   void leave(std::string_view reason, const Status& why);  // lose() of our own accord: the peer is told the reason
   void keep_alive(Clock::time_point now);                  // the keeper's tick: ping if silent, lose if silent for long
   Status confirm_alive(milliseconds patience);  // OK, or why the peer is lost, waiting a little for that to show
+  // Makes the peer end a data connection of ours; OK: nothing that was sent over it will be written any more.
+  Status fence(std::uint32_t connection, Deadline deadline);
   bool belongs_to(const EngineCore& core) const { return core_.get() == &core; }
   LanePool& lanes() { return lanes_; }
   const LanePool& lanes() const { return lanes_; }
@@ -61,7 +65,10 @@ class PeerImpl final : public Peer, public std::enable_shared_from_this<PeerImpl
  private:
   bool mark_lost(const Status& why);  // true for the first reason only
   void settle_loss(const Status& why);
-  Status push_regions(std::uint64_t request_id);
+  Status send_regions(std::uint64_t request_id);
+  Status answer(FrameType type, std::uint64_t request_id);
+  void send_answers();
+  Status serve_fence(std::uint64_t connection);
   Status handle_frame(const Frame& frame);
   Status take_regions(std::uint64_t request_id, ByteView body);
   Status take_message(const Frame& frame);
@@ -71,16 +78,18 @@ class PeerImpl final : public Peer, public std::enable_shared_from_this<PeerImpl
   const Identity identity_;
   ControlLink link_;
   LanePool lanes_;
+  Answers answers_;
 
   mutable std::mutex mutex_;
-  std::condition_variable changed_;  // status_, regions_ or answered_ changed
+  std::condition_variable changed_;  // status_, regions_, answered_ or fences_ changed
   Status status_;                    // all below guarded by mutex_
   std::string metadata_;
   std::vector<RegionInfo> regions_;  // sorted by id
   bool regions_known_ = false;
   std::uint64_t last_request_ = 0;
-  std::uint64_t answered_ = 0;          // the highest request that was answered
-  std::atomic<Clock::rep> last_heard_;  // ticks of Clock
+  std::uint64_t answered_ = 0;            // the highest request that was answered
+  std::map<std::uint64_t, bool> fences_;  // connections that the peer should end, and whether it did
+  std::atomic<Clock::rep> last_heard_;    // ticks of Clock
   std::atomic<Clock::rep> last_ping_{0};
   std::atomic<int> unanswered_pings_{0};
   std::atomic<bool> said_goodbye_{false};

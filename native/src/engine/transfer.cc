@@ -52,8 +52,8 @@ std::vector<Status> TransferImpl::collect_piece_status() const {
 Status TransferImpl::summary(std::size_t failed_pieces) const {
   if (failed_pieces == 0) return {};
   const Status& first = failures_.empty() || !abort_reason_.ok() ? abort_reason_ : failures_.front().second;
-  return first.with_context(std::to_string(failed_pieces) + " of " + std::to_string(plan_->pieces()) +
-                            " pieces failed");
+  const Status why = warning_.empty() ? first : Status(first.code(), first.message() + "; " + warning_);
+  return why.with_context(std::to_string(failed_pieces) + " of " + std::to_string(plan_->pieces()) + " pieces failed");
 }
 
 TransferImpl::Outcome TransferImpl::conclude(const Status& notify_status) {

@@ -42,6 +42,8 @@ class TransferImpl final : public Transfer, public std::enable_shared_from_this<
   void abort_locked(Status why);  // the first reason stays
   const Status& abort_reason_locked() const { return abort_reason_; }
   void fail_run_locked(std::uint32_t run, const Status& why) { failures_.emplace_back(run, why); }
+  // Bytes of a run may still land after the transfer: whatever else its status says, it says that.
+  void warn_locked(std::string warning) { warning_ = std::move(warning); }
   void add_transport_locked(std::string_view name);
   bool drained_locked() const { return exhausted_locked() && pending_slices_ == 0; }
   void add_pending_locked() { ++pending_slices_; }
@@ -72,6 +74,7 @@ class TransferImpl final : public Transfer, public std::enable_shared_from_this<
   std::uint32_t pending_slices_ = 0;  // taken and not finished: executing, or waiting for a retry
   Status abort_reason_;
   std::vector<std::pair<std::uint32_t, Status>> failures_;  // (run, why)
+  std::string warning_;
   std::vector<std::string_view> transports_;
 
   std::atomic<bool> settled_{false};

@@ -5,12 +5,14 @@
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <span>
 #include <string>
 #include <string_view>
 #include <vector>
 
+#include "base/socket.h"
 #include "kvferry/endpoint.h"
 #include "kvferry/node_id.h"
 #include "kvferry/status.h"
@@ -41,9 +43,11 @@ class Rail {
   virtual ~Rail() = default;
   virtual std::string_view transport() const = 0;
   // Moves all runs or says of each why not. `results` are OK on entry; the rail sets those of runs that were not moved.
-  // Returns OK when the rail can be used again: a result that is not OK is then final for its run (e.g. kStale). Any
-  // other return means the rail is broken; runs whose result is not final by is_final() may be tried on another rail.
+  // Returns OK when nothing may be tried elsewhere: a result that is not OK is then final for its run (e.g. kStale).
+  // Any other return means the rail is broken; runs whose result is not final by is_final() may be tried on another.
   // Never returns later than `deadline` plus 100 ms; stops early when `cancelled` is set or interrupt() is called.
+  // When it returns, no byte of a write that failed will land any more. A rail that depends on the owner for that may
+  // take kFencePatience longer; if the owner does not confirm, it returns OK and the results say what may still happen.
   virtual Status execute(const Batch& batch, std::span<Status> results, Deadline deadline,
                          const std::atomic<bool>& cancelled) = 0;
   // True: execute() copies memory by itself and waits for nobody, so that a small batch may as well be moved by the
@@ -65,14 +69,20 @@ struct PeerRail {  // an address of the peer that data connections may go to
   std::uint32_t speed_mbit = 0;  // of its interface; 0: unknown
 };
 
+inline constexpr milliseconds kFencePatience{500};
+
 // What a transport may know of the peer it should open rails to.
 struct PeerContext {
   NodeId self;
   NodeId node_id;
-  Endpoint endpoint;     // the peer's listening endpoint
+  Endpoint endpoint;     // the peer's listening endpoint; port 0: it takes no connections
   std::string shm_name;  // the peer's same-host listener ("unix:@..."), empty if none
   bool same_host = false;
   std::vector<PeerRail> rails;  // none: `endpoint` is the only one
+  // Makes the peer end a data connection of ours. OK: nothing that was sent over it will be written any more. By
+  // number, as the connection's request ids have it. Thread-safe; outlives the rails.
+  std::function<Status(std::uint32_t connection, Deadline deadline)> fence;
+  const Interrupt* stop = nullptr;  // set when the engine closes: ends the opening of rails
 };
 
 class Transport {

@@ -2,6 +2,7 @@
 
 #include <poll.h>
 
+#include <algorithm>
 #include <array>
 #include <string>
 
@@ -22,13 +23,25 @@ Status Channel::send(FrameType type, std::uint64_t request_id, ByteView body, co
   return send_vectored(segments, wait);
 }
 
-Bytes Channel::encode(FrameType type, std::uint64_t request_id, ByteView body, std::uint16_t flags) {
-  Bytes out = encode_frame(type, request_id, body, flags);
+Bytes Channel::finish(ByteWriter&& writer, FrameType type, std::uint64_t request_id, std::uint16_t flags) {
+  Bytes out = end_frame(std::move(writer), type, request_id, flags);
   if (!send_tags_) return out;
-  const ByteView header = ByteView(out).first(kFrameHeaderBytes);
-  const wire::FrameTag tag = send_tags_->next(header, body);
+  const ByteView frame(out);
+  const wire::FrameTag tag = send_tags_->next(frame.first(kFrameHeaderBytes), frame.subspan(kFrameHeaderBytes));
   out.insert(out.end(), as_byte_view(tag).begin(), as_byte_view(tag).end());
   return out;
+}
+
+Status Channel::check_frame(const FrameHeader& header, ByteView header_bytes, ByteView body, ByteView tag) {
+  if (receive_tags_) {
+    wire::FrameTag received{};
+    std::ranges::copy(tag, std::as_writable_bytes(std::span(received)).begin());
+    if (!equal_constant_time(received, receive_tags_->next(header_bytes, body))) {
+      return {Code::kUnauthenticated, std::string(frame_type_name(header.type)) +
+                                          " with a wrong tag: forged, changed, repeated or out of its place"};
+    }
+  }
+  return header.check_body(body);
 }
 
 Result<Frame> Channel::receive(const Wait& wait, std::size_t max_body) {
@@ -41,11 +54,7 @@ Result<Frame> Channel::receive(const Wait& wait, std::size_t max_body) {
   if (const Status got = recv_vectored(segments, wait); !got.ok()) {
     return got.with_context(std::string(frame_type_name(header.type)) + " body");
   }
-  if (!equal_constant_time(tag, receive_tags_->next(bytes, frame.body))) {
-    return {Code::kUnauthenticated, std::string(frame_type_name(header.type)) +
-                                        " with a wrong tag: forged, changed, repeated or out of its place"};
-  }
-  KVF_RETURN_IF_ERROR(header.check_body(frame.body));
+  KVF_RETURN_IF_ERROR(check_frame(header, bytes, frame.body, as_byte_view(tag)));
   return frame;
 }
 

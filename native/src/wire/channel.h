@@ -26,11 +26,15 @@ class Channel {
   void authenticate(wire::FrameTagger send, wire::FrameTagger receive);
 
   Status send(FrameType type, std::uint64_t request_id, ByteView body, const Wait& wait, std::uint16_t flags = 0);
-  // Header, body and tag in one piece of memory, for frames with payload. They are numbered as they are encoded: send
-  // them in that order, and before the next send().
-  Bytes encode(FrameType type, std::uint64_t request_id, ByteView body, std::uint16_t flags = 0);
+  // Ends what begin_frame() began: header and tag. Frames are numbered as they are finished: send them in that order,
+  // and before the next send().
+  Bytes finish(ByteWriter&& writer, FrameType type, std::uint64_t request_id, std::uint16_t flags = 0);
   // As recv_frame(); kUnauthenticated if the tag is not the one that the next frame of the peer must have.
   Result<Frame> receive(const Wait& wait, std::size_t max_body = kMaxBodyBytes);
+
+  // For FrameReader: how long the tag behind each body is, and whether the next frame's is right.
+  std::size_t tag_bytes() const { return receive_tags_ ? wire::kFrameTagBytes : 0; }
+  Status check_frame(const FrameHeader& header, ByteView header_bytes, ByteView body, ByteView tag);
 
   // Raw bytes: see base/socket.h.
   Status send_vectored(std::span<iovec> segments, const Wait& wait) {
@@ -38,6 +42,9 @@ class Channel {
   }
   Status recv_vectored(std::span<iovec> segments, const Wait& wait) {
     return kvferry::recv_vectored(fd_.get(), segments, wait);
+  }
+  Result<std::size_t> recv_some(std::span<const iovec> segments, const Wait& wait) {
+    return kvferry::recv_some(fd_.get(), segments, wait);
   }
   // Until there is something to receive (or the peer hung up: the next call tells).
   Status wait_readable(const Wait& wait);

@@ -1,4 +1,5 @@
-// READ, READ_DATA, WRITE, WRITE_ACK.
+// READ, READ_DATA, WRITE, WRITE_ACK. write_to() and parse() work in memory that is used again: the data path does not
+// allocate.
 #include "base/limits.h"
 #include "wire/fields.h"
 #include "wire/messages.h"
@@ -6,43 +7,33 @@
 namespace kvferry::wire {
 namespace {
 
-void put_pieces(ByteWriter& writer, const std::vector<PieceDescriptor>& pieces) {
-  writer.u32(static_cast<std::uint32_t>(pieces.size()));
-  writer.u32(0);
-  for (const PieceDescriptor& piece : pieces) {
-    writer.u32(piece.region.id);
-    writer.u32(piece.region.generation);
-    writer.u64(piece.offset);
-    writer.u64(piece.length);
-  }
+void get_piece(ByteReader& reader, PieceDescriptor* piece) {
+  piece->region.id = reader.u32();
+  piece->region.generation = reader.u32();
+  piece->offset = reader.u64();
+  piece->length = reader.u64();
+  if (piece->length == 0) reader.fail("a piece of no bytes");
 }
 
-PieceDescriptor get_piece(ByteReader& reader) {
-  PieceDescriptor piece;
-  piece.region.id = reader.u32();
-  piece.region.generation = reader.u32();
-  piece.offset = reader.u64();
-  piece.length = reader.u64();
-  if (reader.ok() && piece.length == 0) reader.fail("a piece of no bytes");
-  return piece;
-}
-
-std::vector<PieceDescriptor> get_pieces(ByteReader& reader, std::size_t bytes_per_piece) {
-  std::vector<PieceDescriptor> pieces;
+// `tail_bytes` per piece come after the pieces. No pieces: those of the slot are meant.
+void get_pieces(ByteReader& reader, std::size_t tail_bytes, std::vector<PieceDescriptor>* pieces, std::uint32_t* slot) {
+  pieces->clear();
   const std::size_t count = get_count(reader, kMaxPiecesPerRequest, 1);
-  reader.reserved(4);
-  if (reader.ok() && count == 0) reader.fail("no pieces");
-  if (reader.ok() && reader.remaining() != count * bytes_per_piece) reader.fail("the count does not fit the body");
-  if (!reader.ok()) return pieces;
-  pieces.reserve(count);
+  *slot = reader.u32();
+  if (*slot > kMaxListSlots) reader.fail("there is no list slot " + std::to_string(*slot));
+  if (reader.ok() && count == 0 && *slot == 0) reader.fail("no pieces");
+  if (reader.ok() && count > 0 && reader.remaining() != count * (kPieceBytes + tail_bytes)) {
+    reader.fail("the count does not fit the body");
+  }
+  if (!reader.ok()) return;
+  pieces->resize(count);
   std::uint64_t total = 0;
   for (std::size_t i = 0; i < count && reader.ok(); ++i) {
-    pieces.push_back(get_piece(reader));
-    const std::uint64_t length = pieces.back().length;
-    if (length > kMaxRequestPayloadBytes - total) reader.fail("more payload than one request may have");
-    total += length;
+    PieceDescriptor& piece = (*pieces)[i];
+    get_piece(reader, &piece);
+    if (piece.length > kMaxRequestPayloadBytes - total) reader.fail("more payload than one request may have");
+    total += piece.length;
   }
-  return pieces;
 }
 
 }  // namespace
@@ -53,21 +44,28 @@ std::uint64_t payload_bytes(const std::vector<PieceDescriptor>& pieces) {
   return total;
 }
 
-Bytes Read::encode() const {
-  ByteWriter writer(8 + kPieceBytes * pieces.size());
-  put_pieces(writer, pieces);
-  return writer.take();
+void put_request(ByteWriter& writer, std::span<const PieceDescriptor> pieces, std::uint32_t slot,
+                 std::span<const std::uint32_t> crc32c) {
+  writer.u32(static_cast<std::uint32_t>(pieces.size()));
+  writer.u32(slot);
+  for (const PieceDescriptor& piece : pieces) {
+    writer.u32(piece.region.id);
+    writer.u32(piece.region.generation);
+    writer.u64(piece.offset);
+    writer.u64(piece.length);
+  }
+  for (const std::uint32_t crc : crc32c) writer.u32(crc);
 }
 
-Result<Read> Read::decode(ByteView body) {
+void Read::write_to(ByteWriter& writer) const { put_request(writer, pieces, slot); }
+
+Status Read::parse(ByteView body) {
   ByteReader reader(body);
-  Read out{get_pieces(reader, kPieceBytes)};
-  KVF_RETURN_IF_ERROR(reader.finish("READ"));
-  return out;
+  get_pieces(reader, 0, &pieces, &slot);
+  return reader.finish("READ");
 }
 
-Bytes ReadData::encode() const {
-  ByteWriter writer(16 + 8 * results.size());
+void ReadData::write_to(ByteWriter& writer) const {
   writer.u64(payload_bytes);
   writer.u32(static_cast<std::uint32_t>(results.size()));
   writer.u32(0);
@@ -77,65 +75,50 @@ Bytes ReadData::encode() const {
     writer.u16(0);
     writer.u32(result.crc32c);
   }
-  return writer.take();
 }
 
-Result<ReadData> ReadData::decode(ByteView body) {
+Status ReadData::parse(ByteView body) {
   ByteReader reader(body);
-  ReadData out;
-  out.payload_bytes = reader.u64();
-  if (out.payload_bytes > kMaxRequestPayloadBytes) reader.fail("more payload than one request may have");
+  payload_bytes = reader.u64();
+  if (payload_bytes > kMaxRequestPayloadBytes) reader.fail("more payload than one request may have");
   const std::size_t count = get_count(reader, kMaxPiecesPerRequest, 8);
   reader.reserved(4);
-  if (reader.ok() && count == 0) reader.fail("no results");
-  out.results.reserve(count);
+  results.clear();
   for (std::size_t i = 0; i < count && reader.ok(); ++i) {
-    PieceResult result;
+    PieceResult& result = results.emplace_back();
     result.code = get_code(reader);
     reader.reserved(3);
     result.crc32c = reader.u32();
-    out.results.push_back(result);
   }
-  KVF_RETURN_IF_ERROR(reader.finish("READ_DATA"));
-  return out;
+  return reader.finish("READ_DATA");
 }
 
-Bytes Write::encode() const {
-  ByteWriter writer(8 + (kPieceBytes + 4) * pieces.size());
-  put_pieces(writer, pieces);
-  for (const std::uint32_t crc : crc32c) writer.u32(crc);
-  return writer.take();
-}
+void Write::write_to(ByteWriter& writer) const { put_request(writer, pieces, slot, crc32c); }
 
-Result<Write> Write::decode(ByteView body, bool has_checksums) {
+Status Write::parse(ByteView body, bool has_checksums) {
   ByteReader reader(body);
-  Write out;
-  out.pieces = get_pieces(reader, kPieceBytes + (has_checksums ? 4 : 0));
-  const std::size_t checksums = has_checksums ? out.pieces.size() : 0;
-  out.crc32c.reserve(checksums);
-  for (std::size_t i = 0; i < checksums; ++i) out.crc32c.push_back(reader.u32());
-  KVF_RETURN_IF_ERROR(reader.finish("WRITE"));
-  return out;
+  get_pieces(reader, has_checksums ? 4 : 0, &pieces, &slot);
+  crc32c.clear();
+  if (!has_checksums) return reader.finish("WRITE");
+  const std::size_t count = reader.remaining() / 4;
+  if (count == 0 || count > kMaxPiecesPerRequest) reader.fail("an impossible number of checksums");
+  for (std::size_t i = 0; i < count && reader.ok(); ++i) crc32c.push_back(reader.u32());
+  return reader.finish("WRITE");
 }
 
-Bytes WriteAck::encode() const {
-  ByteWriter writer(8 + results.size());
+void WriteAck::write_to(ByteWriter& writer) const {
   writer.u32(static_cast<std::uint32_t>(results.size()));
   writer.u32(0);
   for (const Code code : results) put_code(writer, code);
-  return writer.take();
 }
 
-Result<WriteAck> WriteAck::decode(ByteView body) {
+Status WriteAck::parse(ByteView body) {
   ByteReader reader(body);
-  WriteAck out;
   const std::size_t count = get_count(reader, kMaxPiecesPerRequest, 1);
   reader.reserved(4);
-  if (reader.ok() && count == 0) reader.fail("no results");
-  out.results.reserve(count);
-  for (std::size_t i = 0; i < count && reader.ok(); ++i) out.results.push_back(get_code(reader));
-  KVF_RETURN_IF_ERROR(reader.finish("WRITE_ACK"));
-  return out;
+  results.clear();
+  for (std::size_t i = 0; i < count && reader.ok(); ++i) results.push_back(get_code(reader));
+  return reader.finish("WRITE_ACK");
 }
 
 }  // namespace kvferry::wire

@@ -1,6 +1,7 @@
 #include "wire/frame.h"
 
 #include <algorithm>
+#include <cstring>
 #include <string>
 
 #include "base/crc32c.h"
@@ -18,7 +19,7 @@ struct TypeTraits {
 constexpr std::size_t kMaxTextBody = kMaxErrorTextBytes + 16;
 
 // By type number; 0 is no type.
-constexpr std::array<TypeTraits, 18> kTypes{{
+constexpr std::array<TypeTraits, 20> kTypes{{
     {"UNKNOWN"},
     {"HELLO", kMaxHelloBytes},
     {"HELLO_ACK", kMaxHelloBytes},
@@ -30,15 +31,17 @@ constexpr std::array<TypeTraits, 18> kTypes{{
     {"PING"},
     {"PONG"},
     {"GOODBYE", kMaxTextBody},
-    {"READ", 8 + wire::kPieceBytes* kMaxPiecesPerRequest, kFlagChecksum},
+    {"READ", 8 + wire::kPieceBytes* kMaxPiecesPerRequest, kFlagChecksum | kFlagForgetLists},
     {"READ_DATA", 16 + std::size_t{8} * kMaxPiecesPerRequest, kFlagChecksum},
-    {"WRITE", 8 + (wire::kPieceBytes + 4) * kMaxPiecesPerRequest, kFlagChecksum},
+    {"WRITE", 8 + (wire::kPieceBytes + 4) * kMaxPiecesPerRequest, kFlagChecksum | kFlagForgetLists},
     {"WRITE_ACK", 8 + std::size_t{kMaxPiecesPerRequest}},
     {"SHM_ATTACHED", 16},
     {"ARENA_REQUEST", 16},
     {"ARENA", 16},
+    {"FENCE"},
+    {"FENCED"},
 }};
-static_assert(kTypes.size() == static_cast<std::size_t>(FrameType::kArena) + 1);
+static_assert(kTypes.size() == static_cast<std::size_t>(FrameType::kFenced) + 1);
 
 const TypeTraits& traits(FrameType type) {
   const auto index = static_cast<std::size_t>(type);
@@ -63,16 +66,18 @@ std::string_view frame_type_name(FrameType type) { return traits(type).name; }
 std::size_t max_body_bytes(FrameType type) { return traits(type).max_body_bytes; }
 
 std::array<std::byte, kFrameHeaderBytes> FrameHeader::encode() const {
-  ByteWriter writer(kFrameHeaderBytes);
-  writer.u32(kFrameMagic);
-  writer.u8(kWireVersion);
-  writer.u8(static_cast<std::uint8_t>(type));
-  writer.u16(flags);
-  writer.u32(body_bytes);
-  writer.u32(body_crc32c);
-  writer.u64(request_id);
   std::array<std::byte, kFrameHeaderBytes> out{};
-  std::ranges::copy(writer.take(), out.begin());
+  const auto put = [&out](std::size_t at, auto value) {
+    const auto wire = little_endian(value);
+    std::memcpy(out.data() + at, &wire, sizeof(wire));
+  };
+  put(0, kFrameMagic);
+  put(4, kWireVersion);
+  put(5, static_cast<std::uint8_t>(type));
+  put(6, flags);
+  put(8, body_bytes);
+  put(12, body_crc32c);
+  put(16, request_id);
   return out;
 }
 
@@ -90,22 +95,23 @@ Result<FrameHeader> FrameHeader::decode(std::span<const std::byte, kFrameHeaderB
   header.body_bytes = reader.u32();
   header.body_crc32c = reader.u32();
   header.request_id = reader.u64();
-  const std::string name(frame_type_name(header.type));
-  if ((header.flags & ~traits(header.type).flags) != 0) return malformed("unknown flags for " + name);
+  if ((header.flags & ~traits(header.type).flags) != 0) {
+    return malformed("unknown flags for " + std::string(frame_type_name(header.type)));
+  }
   if (header.body_bytes > max_body_bytes(header.type)) {
-    return malformed(name + " body of " + std::to_string(header.body_bytes) + " bytes; at most " +
-                     std::to_string(max_body_bytes(header.type)) + " are allowed");
+    return malformed(std::string(frame_type_name(header.type)) + " body of " + std::to_string(header.body_bytes) +
+                     " bytes; at most " + std::to_string(max_body_bytes(header.type)) + " are allowed");
   }
   return header;
 }
 
 Status FrameHeader::check_body(ByteView body) const {
-  const std::string name(frame_type_name(type));
   if (body.size() != body_bytes) {
-    return {Code::kProtocolError,
-            name + " body of " + std::to_string(body.size()) + " bytes; the header says " + std::to_string(body_bytes)};
+    return {Code::kProtocolError, std::string(frame_type_name(type)) + " body of " + std::to_string(body.size()) +
+                                      " bytes; the header says " + std::to_string(body_bytes)};
   }
-  if (crc32c(body) != body_crc32c) return {Code::kDataCorrupt, name + " body does not match its checksum"};
+  if (crc32c(body) != body_crc32c)
+    return {Code::kDataCorrupt, std::string(frame_type_name(type)) + " body does not match its checksum"};
   return {};
 }
 
@@ -118,6 +124,18 @@ Bytes encode_frame(FrameType type, std::uint64_t request_id, ByteView body, std:
   Bytes out(header.size() + body.size());
   std::ranges::copy(body, std::ranges::copy(header, out.begin()).out);
   return out;
+}
+
+ByteWriter begin_frame(Bytes&& reuse) {
+  reuse.resize(kFrameHeaderBytes);
+  return ByteWriter(std::move(reuse));
+}
+
+Bytes end_frame(ByteWriter&& writer, FrameType type, std::uint64_t request_id, std::uint16_t flags) {
+  Bytes frame = writer.take();
+  std::ranges::copy(frame_header(type, request_id, ByteView(frame).subspan(kFrameHeaderBytes), flags).encode(),
+                    frame.begin());
+  return frame;
 }
 
 Status send_frame(int fd, FrameType type, std::uint64_t request_id, ByteView body, const Wait& wait,

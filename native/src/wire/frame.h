@@ -36,11 +36,16 @@ enum class FrameType : std::uint8_t {
   kShmAttached = 15,
   kArenaRequest = 16,
   kArena = 17,
+  kFence = 18,
+  kFenced = 19,
 };
 std::string_view frame_type_name(FrameType type);
 std::size_t max_body_bytes(FrameType type);
 
-enum FrameFlag : std::uint16_t { kFlagChecksum = 1 };  // READ: wanted; READ_DATA and WRITE: present
+enum FrameFlag : std::uint16_t {
+  kFlagChecksum = 1,     // READ: wanted; READ_DATA and WRITE: present
+  kFlagForgetLists = 2,  // READ and WRITE: first empty all list slots of the connection
+};
 
 struct FrameHeader {
   FrameType type = FrameType::kPing;
@@ -64,6 +69,10 @@ struct Frame {
 FrameHeader frame_header(FrameType type, std::uint64_t request_id, ByteView body, std::uint16_t flags);
 // Header and body in one piece of memory. The body must be within max_body_bytes(type).
 Bytes encode_frame(FrameType type, std::uint64_t request_id, ByteView body, std::uint16_t flags = 0);
+
+// The same in memory that is used again: end_frame() fills in the room that begin_frame() left for the header.
+ByteWriter begin_frame(Bytes&& reuse);
+Bytes end_frame(ByteWriter&& writer, FrameType type, std::uint64_t request_id, std::uint16_t flags);
 
 Status send_frame(int fd, FrameType type, std::uint64_t request_id, ByteView body, const Wait& wait,
                   std::uint16_t flags = 0);

@@ -4,7 +4,9 @@
 
 #include <array>
 #include <cstdint>
+#include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "base/bytes.h"
@@ -98,12 +100,40 @@ struct PieceDescriptor {
 // Sum of lengths. decode() has checked that it does not pass kMaxRequestPayloadBytes.
 std::uint64_t payload_bytes(const std::vector<PieceDescriptor>& pieces);
 
-struct Read {
-  std::vector<PieceDescriptor> pieces;  // 1..kMaxPiecesPerRequest
-  bool operator==(const Read&) const = default;
-  Bytes encode() const;
-  static Result<Read> decode(ByteView body);
+// Data messages are written to and parsed in memory that is used again; encode() and decode() are for everybody else.
+template <typename Message>
+struct DataMessage {
+  Bytes encode() const {
+    ByteWriter writer;
+    static_cast<const Message*>(this)->write_to(writer);
+    return writer.take();
+  }
+  template <typename... Form>
+  static Result<Message> decode(ByteView body, Form... form) {
+    Message out;
+    KVF_RETURN_IF_ERROR(out.parse(body, form...));
+    return out;
+  }
+  bool operator==(const DataMessage&) const = default;
 };
+
+// A list of pieces may be given a slot, the first free one of 1..kMaxListSlots, where the owner of the memory keeps it
+// until kFlagForgetLists or the end of the connection; a later request with the slot and no pieces means the same
+// pieces. 0: nothing is to be kept.
+struct Read : DataMessage<Read> {
+  Read() = default;
+  explicit Read(std::vector<PieceDescriptor> list, std::uint32_t list_slot = 0)
+      : pieces(std::move(list)), slot(list_slot) {}
+  std::vector<PieceDescriptor> pieces;  // at most kMaxPiecesPerRequest; none: those of the slot
+  std::uint32_t slot = 0;
+  bool operator==(const Read&) const = default;
+  void write_to(ByteWriter& writer) const;
+  Status parse(ByteView body);
+};
+
+// The body of READ, and with checksums that of WRITE.
+void put_request(ByteWriter& writer, std::span<const PieceDescriptor> pieces, std::uint32_t slot,
+                 std::span<const std::uint32_t> crc32c = {});
 
 struct PieceResult {
   Code code = Code::kOk;
@@ -111,27 +141,35 @@ struct PieceResult {
   bool operator==(const PieceResult&) const = default;
 };
 
-struct ReadData {  // followed by the bytes of the pieces whose code is kOk, in order
+struct ReadData : DataMessage<ReadData> {  // followed by the bytes of the pieces whose code is kOk, in order
+  ReadData() = default;
+  ReadData(std::uint64_t payload, std::vector<PieceResult> list) : payload_bytes(payload), results(std::move(list)) {}
   std::uint64_t payload_bytes = 0;
-  std::vector<PieceResult> results;
+  std::vector<PieceResult> results;  // none: all pieces are there, without checksums
   bool operator==(const ReadData&) const = default;
-  Bytes encode() const;
-  static Result<ReadData> decode(ByteView body);
+  void write_to(ByteWriter& writer) const;
+  Status parse(ByteView body);
 };
 
-struct Write {  // followed by the bytes of all pieces, in order
-  std::vector<PieceDescriptor> pieces;
-  std::vector<std::uint32_t> crc32c;  // one per piece, or empty (the header's kFlagChecksum says which)
+struct Write : DataMessage<Write> {  // followed by the bytes of all pieces, in order
+  Write() = default;
+  Write(std::vector<PieceDescriptor> list, std::vector<std::uint32_t> checksums, std::uint32_t list_slot = 0)
+      : pieces(std::move(list)), slot(list_slot), crc32c(std::move(checksums)) {}
+  std::vector<PieceDescriptor> pieces;  // as in Read
+  std::uint32_t slot = 0;
+  std::vector<std::uint32_t> crc32c;  // one per piece, or none (the header's kFlagChecksum says which)
   bool operator==(const Write&) const = default;
-  Bytes encode() const;
-  static Result<Write> decode(ByteView body, bool has_checksums);
+  void write_to(ByteWriter& writer) const;
+  Status parse(ByteView body, bool has_checksums);
 };
 
-struct WriteAck {  // the pieces with kOk are visible in the owner's memory
-  std::vector<Code> results;
+struct WriteAck : DataMessage<WriteAck> {  // the pieces with kOk are visible in the owner's memory
+  WriteAck() = default;
+  explicit WriteAck(std::vector<Code> codes) : results(std::move(codes)) {}
+  std::vector<Code> results;  // none: all pieces are kOk
   bool operator==(const WriteAck&) const = default;
-  Bytes encode() const;
-  static Result<WriteAck> decode(ByteView body);
+  void write_to(ByteWriter& writer) const;
+  Status parse(ByteView body);
 };
 
 struct ShmAttached {        // acceptor -> initiator, with two descriptors: region directory, copy lanes

@@ -34,8 +34,7 @@ Status check_probe(pid_t pid, const RegionDirectoryReader& directory) {
 }  // namespace
 
 Result<Attachment> Attachment::open(const LocalNode& local, const NodeId& owner, const Endpoint& shm_name,
-                                    Deadline deadline) {
-  const Wait wait{deadline};
+                                    const Wait& wait) {
   KVF_ASSIGN_OR_RETURN(UniqueFd fd, connect_to(shm_name, wait));
   KVF_ASSIGN_OR_RETURN(const PeerCredentials who, peer_credentials(fd.get()));
   KVF_RETURN_IF_ERROR(check_same_user(fd.get()));

@@ -20,7 +20,7 @@ class Attachment {
  public:
   // Connects to `shm_name`, checks that `owner` answers, and that the kernel lets us into its memory.
   static Result<Attachment> open(const LocalNode& local, const NodeId& owner, const Endpoint& shm_name,
-                                 Deadline deadline);
+                                 const Wait& wait);
 
   pid_t pid() const { return pid_; }  // the owner's, as the kernel vouches
   bool hung_up() const { return is_hung_up(fd_.get()); }

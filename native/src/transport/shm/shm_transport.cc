@@ -23,7 +23,8 @@ Result<std::unique_ptr<Rail>> ShmTransport::open_rail(const PeerContext& peer, D
     return {Code::kUnsupported, "the peer names another same-host listener than its own"};
   }
   KVF_ASSIGN_OR_RETURN(const Endpoint endpoint, Endpoint::parse(peer.shm_name));
-  KVF_ASSIGN_OR_RETURN(Attachment attachment, Attachment::open(local_, peer.node_id, endpoint, deadline));
+  KVF_ASSIGN_OR_RETURN(Attachment attachment,
+                       Attachment::open(local_, peer.node_id, endpoint, Wait{deadline, peer.stop}));
   KVF_ASSIGN_OR_RETURN(Interrupt interrupt, Interrupt::create());
   return std::unique_ptr<Rail>(std::make_unique<ShmRail>(std::move(attachment), std::move(interrupt)));
 }

@@ -4,78 +4,92 @@
 #include <utility>
 
 #include "base/crc32c.h"
+#include "base/deadline.h"
 #include "transport/greeting.h"
 
 namespace kvferry {
 
-TcpRail::TcpRail(Channel channel, Interrupt interrupt, Endpoint endpoint, bool checksum)
-    : channel_(std::move(channel)),
-      interrupt_(std::move(interrupt)),
-      endpoint_(std::move(endpoint)),
-      checksum_(checksum) {}
+TcpRail::TcpRail(Connection connection, bool checksum)
+    : connection_(std::move(connection)), reader_(connection_.channel), checksum_(checksum) {}
 
 Status TcpRail::execute(const Batch& batch, std::span<Status> results, Deadline deadline,
                         const std::atomic<bool>& cancelled) {
-  first_unfinished_ = 0;
-  interrupt_.clear();  // it was meant for an earlier job, or `cancelled` says the same
-  const Status status = pipeline(batch, results, Wait{deadline, &interrupt_}, cancelled);
+  first_unfinished_ = sent_ = answered_ = 0;
+  connection_.interrupt.clear();  // it was meant for an earlier job, or `cancelled` says the same
+  const Status status = pipeline(batch, results, Wait{deadline, &connection_.interrupt}, cancelled);
   if (status.ok()) return {};
-  const Status why = status.with_context("tcp to " + endpoint_.to_string());
+  Status why = status.with_context("tcp to " + connection_.endpoint.to_string());
+  Status unconfirmed;
+  if (batch.op == Op::kWrite && sent_ != answered_) unconfirmed = fence();
+  if (!unconfirmed.ok()) {
+    why = {why.code(), why.message() + "; bytes of this write may still land: " + unconfirmed.message()};
+  }
   for (std::size_t run = first_unfinished_; run < batch.runs.size(); ++run) {
     if (results[run].ok()) results[run] = why;
   }
-  return why;
+  return unconfirmed.ok() ? why : Status();  // what may still land must not be written again by another rail
+}
+
+// What of the requests under way has left this process is written by the owner whenever it gets to it.
+Status TcpRail::fence() {
+  abort_connection(connection_.channel.take_fd());
+  if (!connection_.fence) return {Code::kUnsupported, "the owner cannot be asked to stop"};
+  return connection_.fence(connection_.number, deadline_in(kFencePatience));
 }
 
 Status TcpRail::pipeline(const Batch& batch, std::span<Status> results, const Wait& wait,
                          const std::atomic<bool>& cancelled) {
+  if (connection_.channel.fd() < 0)
+    return {Code::kPeerLost, "the connection was given up after a write without an end"};
   RequestCutter cutter(batch.runs);
-  std::size_t sent = 0, answered = 0;
   bool more = true;
   for (;;) {
     if (cancelled.load(std::memory_order_relaxed)) return {Code::kCancelled, "cancelled"};
-    while (more && sent - answered < kWindow) {
-      TcpRequest& request = window_[sent % kWindow];
+    while (more && sent_ - answered_ < kWindow) {
+      TcpRequest& request = window_[sent_ % kWindow];
       more = cutter.next(&request);
       if (!more) break;
-      KVF_RETURN_IF_ERROR(send_request(batch.op, &request, wait));
-      ++sent;
+      ++sent_;
+      KVF_RETURN_IF_ERROR(send_request(batch, &request, wait));
     }
-    if (sent == answered) return {};
-    const TcpRequest& request = window_[answered % kWindow];
+    if (sent_ == answered_) return {};
+    const TcpRequest& request = window_[answered_ % kWindow];
     KVF_RETURN_IF_ERROR(receive_reply(batch.op, request, results, wait));
     const wire::PieceDescriptor& last = request.pieces.back();
     const RunOp& run = batch.runs[request.run.back()];
     const bool run_ends = last.offset + last.length == run.remote_offset + run.length;
     first_unfinished_ = request.run.back() + (run_ends ? 1 : 0);
-    ++answered;
+    ++answered_;
   }
 }
 
-Status TcpRail::send_request(Op op, TcpRequest* request, const Wait& wait) {
-  request->id = ++last_request_id_;
-  const std::uint16_t flags = checksum_ ? kFlagChecksum : 0;
-  if (op == Op::kRead) {
-    return channel_.send(FrameType::kRead, request->id, wire::Read{request->pieces}.encode(), wait, flags);
-  }
-  std::vector<std::uint32_t> checksums;
+Status TcpRail::send_request(const Batch& batch, TcpRequest* request, const Wait& wait) {
+  request->id = std::uint64_t{connection_.number} << 32 | ++last_request_;
+  const ListSlots::Use list = lists_.use(batch.list, static_cast<std::uint32_t>(sent_), request->pieces.size());
+  checksums_.clear();
   segments_.assign(1, iovec{});
-  for (std::size_t i = 0; i < request->pieces.size(); ++i) {
+  for (std::size_t i = 0; batch.op == Op::kWrite && i < request->pieces.size(); ++i) {
     const std::size_t length = request->pieces[i].length;
     segments_.push_back({request->local[i], length});
-    if (checksum_) checksums.push_back(crc32c({request->local[i], length}));
+    if (checksum_) checksums_.push_back(crc32c({request->local[i], length}));
   }
-  Bytes head = channel_.encode(FrameType::kWrite, request->id, wire::Write{request->pieces, checksums}.encode(), flags);
-  segments_[0] = {head.data(), head.size()};
-  return channel_.send_vectored(segments_, wait);
+  ByteWriter writer = begin_frame(std::move(head_));
+  const std::span<const wire::PieceDescriptor> pieces(request->pieces);
+  wire::put_request(writer, list.known ? pieces.first(0) : pieces, list.slot, checksums_);
+  const int flags = (checksum_ ? kFlagChecksum : 0) | (list.forget ? kFlagForgetLists : 0);
+  head_ = connection_.channel.finish(std::move(writer), batch.op == Op::kRead ? FrameType::kRead : FrameType::kWrite,
+                                     request->id, static_cast<std::uint16_t>(flags));
+  segments_[0] = {head_.data(), head_.size()};
+  return connection_.channel.send_vectored(segments_, wait);
 }
 
 Status TcpRail::receive_reply(Op op, const TcpRequest& request, std::span<Status> results, const Wait& wait) {
-  KVF_ASSIGN_OR_RETURN(const Frame frame, channel_.receive(wait));
-  if (frame.header.type == FrameType::kError) return status_of_error_frame(frame.body);
+  KVF_ASSIGN_OR_RETURN(const FrameReader::View frame, reader_.next(wait));
+  const FrameType type = frame.header.type;
+  if (type == FrameType::kError) return status_of_error_frame(frame.body);
   const FrameType wanted = op == Op::kRead ? FrameType::kReadData : FrameType::kWriteAck;
-  if (frame.header.type != wanted || frame.header.request_id != request.id) {
-    return {Code::kProtocolError, "got " + std::string(frame_type_name(frame.header.type)) + " for request " +
+  if (type != wanted || frame.header.request_id != request.id) {
+    return {Code::kProtocolError, "got " + std::string(frame_type_name(type)) + " for request " +
                                       std::to_string(frame.header.request_id) + ", waited for " +
                                       std::string(frame_type_name(wanted)) + " for " + std::to_string(request.id)};
   }
@@ -93,35 +107,38 @@ Status piece_error(Code code, const wire::PieceDescriptor& piece) {
 
 }  // namespace
 
-Status TcpRail::receive_read_data(const Frame& frame, const TcpRequest& request, std::span<Status> results,
+Status TcpRail::receive_read_data(const FrameReader::View& frame, const TcpRequest& request, std::span<Status> results,
                                   const Wait& wait) {
-  KVF_ASSIGN_OR_RETURN(const wire::ReadData reply, wire::ReadData::decode(frame.body));
-  if (reply.results.size() != request.pieces.size()) {
+  KVF_RETURN_IF_ERROR(read_data_.parse(frame.body));
+  const std::vector<wire::PieceResult>& replies = read_data_.results;
+  if (!replies.empty() && replies.size() != request.pieces.size()) {
     return {Code::kProtocolError, "READ_DATA answers another number of pieces"};
   }
   segments_.clear();
   std::uint64_t expected = 0;
   for (std::size_t i = 0; i < request.pieces.size(); ++i) {
-    if (reply.results[i].code == Code::kOk) {
+    if (replies.empty() || replies[i].code == Code::kOk) {
       segments_.push_back({request.local[i], request.pieces[i].length});
       expected += request.pieces[i].length;
     } else {
-      results[request.run[i]] = piece_error(reply.results[i].code, request.pieces[i]);
+      results[request.run[i]] = piece_error(replies[i].code, request.pieces[i]);
     }
   }
-  if (expected != reply.payload_bytes) return {Code::kProtocolError, "READ_DATA announces another length"};
-  KVF_RETURN_IF_ERROR(channel_.recv_vectored(segments_, wait));
-  if ((frame.header.flags & kFlagChecksum) == 0) {
-    return checksum_ ? Status(Code::kProtocolError, "READ_DATA lacks the checksums asked for") : Status();
+  if (expected != read_data_.payload_bytes) return {Code::kProtocolError, "READ_DATA announces another length"};
+  const bool has_checksums = (frame.header.flags & kFlagChecksum) != 0;
+  if (has_checksums != checksum_ || (has_checksums && replies.empty())) {
+    return {Code::kProtocolError, "READ_DATA lacks the checksums asked for, or has others"};
   }
-  return verify(request, reply.results);
+  KVF_RETURN_IF_ERROR(reader_.payload(&segments_, wait));
+  return checksum_ ? verify(request) : Status();
 }
 
 // Wrong bytes break the rail: whatever spoiled them may have spoiled the stream as well.
-Status TcpRail::verify(const TcpRequest& request, std::span<const wire::PieceResult> replies) {
+Status TcpRail::verify(const TcpRequest& request) {
   for (std::size_t i = 0; i < request.pieces.size(); ++i) {
-    if (replies[i].code != Code::kOk) continue;
-    if (crc32c({request.local[i], request.pieces[i].length}) != replies[i].crc32c) {
+    const wire::PieceResult& reply = read_data_.results[i];
+    if (reply.code != Code::kOk) continue;
+    if (crc32c({request.local[i], request.pieces[i].length}) != reply.crc32c) {
       return {Code::kDataCorrupt, "checksum of region " + std::to_string(request.pieces[i].region.id) + ", offset " +
                                       std::to_string(request.pieces[i].offset) + " is wrong"};
     }
@@ -129,15 +146,17 @@ Status TcpRail::verify(const TcpRequest& request, std::span<const wire::PieceRes
   return {};
 }
 
-Status TcpRail::receive_write_ack(const Frame& frame, const TcpRequest& request, std::span<Status> results) {
-  KVF_ASSIGN_OR_RETURN(const wire::WriteAck ack, wire::WriteAck::decode(frame.body));
-  if (ack.results.size() != request.pieces.size()) {
+Status TcpRail::receive_write_ack(const FrameReader::View& frame, const TcpRequest& request,
+                                  std::span<Status> results) {
+  KVF_RETURN_IF_ERROR(write_ack_.parse(frame.body));
+  const std::vector<Code>& codes = write_ack_.results;
+  if (codes.empty()) return {};
+  if (codes.size() != request.pieces.size()) {
     return {Code::kProtocolError, "WRITE_ACK answers another number of pieces"};
   }
   for (std::size_t i = 0; i < request.pieces.size(); ++i) {
-    const Code code = ack.results[i];
-    if (code == Code::kDataCorrupt) return {code, "the owner received bytes with a wrong checksum"};
-    if (code != Code::kOk) results[request.run[i]] = piece_error(code, request.pieces[i]);
+    if (codes[i] == Code::kDataCorrupt) return {codes[i], "the owner received bytes with a wrong checksum"};
+    if (codes[i] != Code::kOk) results[request.run[i]] = piece_error(codes[i], request.pieces[i]);
   }
   return {};
 }

@@ -1,45 +1,64 @@
 // One data connection, initiator's side. Requests are pipelined: several are under way, so no round trip is waited for.
+// The connection has a number, so that the owner can be told over the control connection to end it
+// (PeerContext::fence).
 #pragma once
 
 #include <sys/uio.h>
 
 #include <array>
+#include <functional>
 #include <vector>
 
-#include "base/socket.h"
+#include "transport/tcp/list_slots.h"
 #include "transport/tcp/request_cutter.h"
 #include "transport/transport.h"
-#include "wire/channel.h"
+#include "wire/frame_reader.h"
+#include "wire/messages.h"
 
 namespace kvferry {
 
 class TcpRail final : public Rail {
  public:
-  TcpRail(Channel channel, Interrupt interrupt, Endpoint endpoint, bool checksum);
+  struct Connection {
+    Channel channel;
+    Interrupt interrupt;
+    Endpoint endpoint;         // for messages
+    std::uint32_t number = 0;  // unique among those of this node, not 0
+    std::function<Status(std::uint32_t connection, Deadline deadline)> fence;
+  };
+  TcpRail(Connection connection, bool checksum);
 
   std::string_view transport() const override { return "tcp"; }
   Status execute(const Batch& batch, std::span<Status> results, Deadline deadline,
                  const std::atomic<bool>& cancelled) override;
-  void interrupt() override { interrupt_.set(); }
+  void interrupt() override { connection_.interrupt.set(); }
 
  private:
   static constexpr std::size_t kWindow = 4;  // requests under way
 
   Status pipeline(const Batch& batch, std::span<Status> results, const Wait& wait, const std::atomic<bool>& cancelled);
-  Status send_request(Op op, TcpRequest* request, const Wait& wait);
+  Status send_request(const Batch& batch, TcpRequest* request, const Wait& wait);
   Status receive_reply(Op op, const TcpRequest& request, std::span<Status> results, const Wait& wait);
-  Status receive_read_data(const Frame& frame, const TcpRequest& request, std::span<Status> results, const Wait& wait);
-  Status receive_write_ack(const Frame& frame, const TcpRequest& request, std::span<Status> results);
-  Status verify(const TcpRequest& request, std::span<const wire::PieceResult> replies);
+  Status receive_read_data(const FrameReader::View& frame, const TcpRequest& request, std::span<Status> results,
+                           const Wait& wait);
+  Status receive_write_ack(const FrameReader::View& frame, const TcpRequest& request, std::span<Status> results);
+  Status verify(const TcpRequest& request);
+  Status fence();
 
-  Channel channel_;
-  Interrupt interrupt_;
-  const Endpoint endpoint_;
+  Connection connection_;  // its socket is closed by fence(): the rail is of no more use then
+  FrameReader reader_;
   const bool checksum_;
-  std::uint64_t last_request_id_ = 0;
+  std::uint32_t last_request_ = 0;
   std::array<TcpRequest, kWindow> window_;
-  std::size_t first_unfinished_ = 0;  // of execute()'s runs: replies come in order, so all before it are done
-  std::vector<iovec> segments_;       // scratch
+  std::size_t sent_ = 0, answered_ = 0;  // requests of this execute()
+  std::size_t first_unfinished_ = 0;     // of its runs: replies come in order, so all before it are done
+  ListSlots lists_;
+
+  Bytes head_;  // scratch, as are the rest: a request allocates nothing
+  std::vector<iovec> segments_;
+  std::vector<std::uint32_t> checksums_;
+  wire::ReadData read_data_;
+  wire::WriteAck write_ack_;
 };
 
 }  // namespace kvferry

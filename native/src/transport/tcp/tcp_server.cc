@@ -1,10 +1,12 @@
 #include "transport/tcp/tcp_server.h"
 
 #include <algorithm>
+#include <string>
 
 #include "base/crc32c.h"
 #include "base/deadline.h"
 #include "base/one_sided.h"
+#include "memory/address_range.h"
 
 namespace kvferry {
 namespace {
@@ -18,96 +20,136 @@ std::uint32_t checksum_of(const std::byte* data, std::size_t length) {
 
 }  // namespace
 
-Wait TcpServer::request_wait() const { return Wait{deadline_in(stall_timeout_), &interrupt_}; }
+Wait TcpServer::request_wait() const { return Wait{deadline_in(options_.stall_timeout), &interrupt_}; }
 
 Status TcpServer::serve() {
   for (;;) {
-    // Between requests the peer may rest as long as its control connection lives: then the interrupt is set.
-    KVF_RETURN_IF_ERROR(channel_.wait_readable(Wait{deadline_in(kLongestWait), &interrupt_}));
-    KVF_ASSIGN_OR_RETURN(const Frame frame, channel_.receive(request_wait()));
+    if (!reader_.has_read_ahead()) {
+      // Between requests the peer may rest as long as its control connection lives: then the interrupt is set.
+      KVF_RETURN_IF_ERROR(channel_.wait_readable(Wait{deadline_in(kLongestWait), &interrupt_}));
+    }
+    KVF_ASSIGN_OR_RETURN(const FrameReader::View frame, reader_.next(request_wait()));
     const Status status = handle(frame);
     release_pins();
     KVF_RETURN_IF_ERROR(status);
   }
 }
 
-Status TcpServer::handle(const Frame& frame) {
-  switch (frame.header.type) {
-    case FrameType::kRead:
-      return handle_read(frame);
-    case FrameType::kWrite:
-      return handle_write(frame);
-    default:
-      return {Code::kProtocolError,
-              "unexpected " + std::string(frame_type_name(frame.header.type)) + " on a data connection"};
+Status TcpServer::handle(const FrameReader::View& frame) {
+  const FrameType type = frame.header.type;
+  if (type != FrameType::kRead && type != FrameType::kWrite) {
+    return {Code::kProtocolError, "unexpected " + std::string(frame_type_name(type)) + " on a data connection"};
   }
+  KVF_RETURN_IF_ERROR(check_number(frame.header.request_id));
+  return type == FrameType::kRead ? handle_read(frame) : handle_write(frame);
 }
 
-Result<std::byte*> TcpServer::locate(const wire::PieceDescriptor& piece, Op op) {
+Status TcpServer::check_number(std::uint64_t request_id) {
+  const auto number = static_cast<std::uint32_t>(request_id >> 32);
+  if (number == 0 || (number_ != 0 && number != number_)) {
+    return {Code::kProtocolError, "request id " + std::to_string(request_id) + " is of no or of another connection"};
+  }
+  if (std::exchange(number_, number) == number) return {};
+  return options_.announce(number);
+}
+
+Result<TcpServer::Pieces> TcpServer::pieces_of(const FrameHeader& header,
+                                               const std::vector<wire::PieceDescriptor>& sent, std::uint32_t slot) {
+  if ((header.flags & kFlagForgetLists) != 0) lists_.clear();
+  if (sent.empty()) return lists_.find(slot);
+  if (slot != 0) KVF_RETURN_IF_ERROR(lists_.remember(slot, sent));
+  return Pieces(sent);
+}
+
+bool TcpServer::locate(Pieces pieces, Op op) {
+  addresses_.resize(pieces.size());
+  codes_.resize(pieces.size());
+  bool all = true;
+  for (std::size_t i = 0; i < pieces.size(); ++i) {
+    codes_[i] = locate(pieces[i], op, &addresses_[i]);
+    all = all && codes_[i] == Code::kOk;
+  }
+  return all;
+}
+
+Code TcpServer::locate(const wire::PieceDescriptor& piece, Op op, std::byte** address) {
   // Pieces mostly name the region of the piece before; rights were checked when that was pinned.
-  if (!pins_.empty() && pins_.back().key() == piece.region) return pins_.back().at(piece.offset, piece.length);
-  KVF_ASSIGN_OR_RETURN(RegionTable::Pin pin, regions_.pin_for_peer(piece.region, piece.offset, piece.length, op));
-  std::byte* const address = pin.data() + piece.offset;
-  pins_.push_back(std::move(pin));
-  return address;
+  if (pins_.empty() || !(pins_.back().key() == piece.region)) {
+    auto pin = regions_.pin_for_peer(piece.region, piece.offset, piece.length, op);
+    if (!pin.ok()) return pin.status().code();
+    pins_.push_back(std::move(pin).value());
+  }
+  const RegionTable::Pin& pin = pins_.back();
+  if (!range_fits(piece.offset, piece.length, pin.length())) return Code::kOutOfRange;
+  *address = pin.data() + piece.offset;
+  return Code::kOk;
 }
 
-Status TcpServer::handle_read(const Frame& frame) {
-  KVF_ASSIGN_OR_RETURN(const wire::Read request, wire::Read::decode(frame.body));
+Status TcpServer::handle_read(const FrameReader::View& frame) {
+  KVF_RETURN_IF_ERROR(read_.parse(frame.body));
+  KVF_ASSIGN_OR_RETURN(const Pieces pieces, pieces_of(frame.header, read_.pieces, read_.slot));
   const bool checksum = (frame.header.flags & kFlagChecksum) != 0;
-  wire::ReadData reply;
+  const bool all = locate(pieces, Op::kRead);
+  read_data_.results.clear();
+  read_data_.payload_bytes = 0;
   segments_.assign(1, iovec{});
-  for (const wire::PieceDescriptor& piece : request.pieces) {
-    const auto address = locate(piece, Op::kRead);
-    wire::PieceResult& result = reply.results.emplace_back();
-    if (!address.ok()) {
-      result.code = address.status().code();
-      continue;
+  for (std::size_t i = 0; i < pieces.size(); ++i) {
+    const bool there = codes_[i] == Code::kOk;
+    const std::uint64_t length = pieces[i].length;
+    if (!all || checksum) {
+      read_data_.results.push_back({codes_[i], there && checksum ? checksum_of(addresses_[i], length) : 0});
     }
-    if (checksum) result.crc32c = checksum_of(*address, piece.length);
-    segments_.push_back({*address, piece.length});
-    reply.payload_bytes += piece.length;
+    if (!there) continue;
+    segments_.push_back({addresses_[i], length});
+    read_data_.payload_bytes += length;
   }
-  Bytes head = channel_.encode(FrameType::kReadData, frame.header.request_id, reply.encode(),
-                               checksum ? std::uint16_t{kFlagChecksum} : std::uint16_t{0});
-  segments_[0] = {head.data(), head.size()};
+  ByteWriter writer = begin_frame(std::move(head_));
+  read_data_.write_to(writer);
+  head_ = channel_.finish(std::move(writer), FrameType::kReadData, frame.header.request_id,
+                          checksum ? std::uint16_t{kFlagChecksum} : std::uint16_t{0});
+  segments_[0] = {head_.data(), head_.size()};
   {
     const OneSidedAccess reading;
     KVF_RETURN_IF_ERROR(channel_.send_vectored(segments_, request_wait()));
   }
-  counters_.add(Counters::kServedReadBytes, reply.payload_bytes);
+  counters_.add(Counters::kServedReadBytes, read_data_.payload_bytes);
   return {};
 }
 
-Status TcpServer::handle_write(const Frame& frame) {
+Status TcpServer::handle_write(const FrameReader::View& frame) {
   const bool checksum = (frame.header.flags & kFlagChecksum) != 0;
-  KVF_ASSIGN_OR_RETURN(const wire::Write request, wire::Write::decode(frame.body, checksum));
-  wire::WriteAck ack;
-  addresses_.clear();
-  for (const wire::PieceDescriptor& piece : request.pieces) {
-    const auto address = locate(piece, Op::kWrite);
-    ack.results.push_back(address.status().code());
-    addresses_.push_back(address.ok() ? *address : nullptr);
+  const std::uint64_t request_id = frame.header.request_id;
+  KVF_RETURN_IF_ERROR(write_.parse(frame.body, checksum));
+  KVF_ASSIGN_OR_RETURN(const Pieces pieces, pieces_of(frame.header, write_.pieces, write_.slot));
+  if (checksum && write_.crc32c.size() != pieces.size()) {
+    return {Code::kProtocolError, "WRITE has another number of checksums than of pieces"};
   }
-  KVF_RETURN_IF_ERROR(discard_or_receive(request.pieces, ack.results));
+  bool all = locate(pieces, Op::kWrite);
+  KVF_RETURN_IF_ERROR(receive_payload(pieces));
   std::uint64_t accepted = 0;
-  for (std::size_t i = 0; i < request.pieces.size(); ++i) {
-    if (ack.results[i] != Code::kOk) continue;
-    const std::uint64_t length = request.pieces[i].length;
-    accepted += length;
-    if (checksum && checksum_of(addresses_[i], length) != request.crc32c[i]) ack.results[i] = Code::kDataCorrupt;
+  for (std::size_t i = 0; i < pieces.size(); ++i) {
+    if (codes_[i] != Code::kOk) continue;
+    accepted += pieces[i].length;
+    if (!checksum || checksum_of(addresses_[i], pieces[i].length) == write_.crc32c[i]) continue;
+    codes_[i] = Code::kDataCorrupt;
+    all = false;
   }
   release_pins();  // before the peer learns that it is done
   counters_.add(Counters::kServedWrittenBytes, accepted);
-  return channel_.send(FrameType::kWriteAck, frame.header.request_id, ack.encode(), request_wait());
+  write_ack_.results.clear();
+  if (!all) write_ack_.results.assign(codes_.begin(), codes_.end());
+  ByteWriter writer = begin_frame(std::move(head_));
+  write_ack_.write_to(writer);
+  head_ = channel_.finish(std::move(writer), FrameType::kWriteAck, request_id, 0);
+  segments_.assign(1, {head_.data(), head_.size()});
+  return channel_.send_vectored(segments_, request_wait());
 }
 
 // The payload of refused pieces is in the stream all the same.
-Status TcpServer::discard_or_receive(const std::vector<wire::PieceDescriptor>& pieces,
-                                     const std::vector<Code>& results) {
+Status TcpServer::receive_payload(Pieces pieces) {
   segments_.clear();
   for (std::size_t i = 0; i < pieces.size(); ++i) {
-    if (results[i] == Code::kOk) {
+    if (codes_[i] == Code::kOk) {
       segments_.push_back({addresses_[i], pieces[i].length});
       continue;
     }
@@ -119,7 +161,7 @@ Status TcpServer::discard_or_receive(const std::vector<wire::PieceDescriptor>& p
     }
   }
   const OneSidedAccess writing;
-  return channel_.recv_vectored(segments_, request_wait());
+  return reader_.payload(&segments_, request_wait());
 }
 
 }  // namespace kvferry

@@ -18,15 +18,16 @@ Result<std::unique_ptr<Rail>> TcpTransport::open_rail(const PeerContext& peer, D
             "the peer told no address that this host can reach: set transfer.bind or "
             "transfer.advertise there"};
   }
-  const Wait wait{deadline};
+  const Wait wait{deadline, peer.stop};
   KVF_ASSIGN_OR_RETURN(UniqueFd fd, connect_to(peer.endpoint, wait));
   if (peer.same_host || peer.endpoint.is_loopback()) tune_same_host_socket(fd.get());
   Channel channel(std::move(fd));
   const auto ack = greet(channel, local_, peer.node_id, wire::Purpose::kTcpData, wait);
   if (!ack.ok()) return ack.status().with_context("data connection to " + peer.endpoint.to_string());
   KVF_ASSIGN_OR_RETURN(Interrupt interrupt, Interrupt::create());
-  return std::unique_ptr<Rail>(
-      std::make_unique<TcpRail>(std::move(channel), std::move(interrupt), peer.endpoint, options_.checksum));
+  TcpRail::Connection connection{std::move(channel), std::move(interrupt), peer.endpoint, ++last_connection_,
+                                 peer.fence};
+  return std::unique_ptr<Rail>(std::make_unique<TcpRail>(std::move(connection), options_.checksum));
 }
 
 }  // namespace kvferry

@@ -2,6 +2,9 @@
 // serving thread. Thread-safe.
 #pragma once
 
+#include <atomic>
+#include <cstdint>
+
 #include "transport/greeting.h"
 #include "transport/transport.h"
 
@@ -25,6 +28,7 @@ class TcpTransport final : public Transport {
  private:
   const LocalNode& local_;
   const TcpOptions options_;
+  std::atomic<std::uint32_t> last_connection_{0};
 };
 
 // Loopback has neither loss nor a bottleneck to probe: bbr's pacing only halves it. Best effort; every kernel allows
