@@ -3,6 +3,7 @@
 #pragma once
 
 #include <gtest/gtest.h>
+#include <sys/mman.h>
 
 #include <algorithm>
 #include <atomic>
@@ -23,6 +24,26 @@ struct Setup {
   std::string fault_plan;  // of the initiator
   bool checksum = false;
   std::string security;  // see secured()
+};
+
+// Zeroed memory of which only the pages that are touched exist.
+class SparseMemory {
+ public:
+  explicit SparseMemory(std::uint64_t length) : length_(length) {
+    void* const data =
+        ::mmap(nullptr, length, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (data != MAP_FAILED) data_ = static_cast<std::byte*>(data);
+  }
+  ~SparseMemory() {
+    if (data_ != nullptr) ::munmap(data_, length_);
+  }
+  SparseMemory(const SparseMemory&) = delete;
+  SparseMemory& operator=(const SparseMemory&) = delete;
+  std::byte* data() const { return data_; }
+
+ private:
+  const std::uint64_t length_;
+  std::byte* data_ = nullptr;
 };
 
 inline void PrintTo(const Setup& setup, std::ostream* out) { *out << setup.name; }
@@ -173,6 +194,66 @@ TEST_P(TransportConformance, MergesNeighboursAndAcceptsEmptyPieces) {
   ASSERT_OK(run(*near_, peer_, pieces, Op::kRead));
   ASSERT_OK(run(*near_, peer_, {piece(0, 0, 0)}, Op::kRead));
   ASSERT_OK(run(*near_, peer_, {}, Op::kRead));
+}
+
+TEST_P(TransportConformance, PiecesMayShareTheirSource) {
+  constexpr std::uint64_t kBlock = 100000, kStep = 30011;
+  std::vector<Piece> read, write;
+  for (std::uint64_t i = 0; i < 8; ++i) {
+    read.push_back(piece(i * kBlock, i * kStep, kBlock));
+    write.push_back(piece(i * kStep, i * kBlock, kBlock));
+  }
+  ASSERT_OK(run(*near_, peer_, read, Op::kRead));
+  std::size_t wrong = 0;
+  for (std::uint64_t i = 0; i < 8 * kBlock; i += 7) {
+    wrong += local_.bytes[i] != pattern(2, i / kBlock * kStep + i % kBlock);
+  }
+  EXPECT_EQ(wrong, 0u);
+  fill(local_.bytes, 1);
+  ASSERT_OK(run(*near_, peer_, write, Op::kWrite));
+  for (std::uint64_t i = 0; i < 8 * kBlock; i += 7) {
+    wrong += remote_[i] != pattern(1, i / kBlock * kStep + i % kBlock);
+  }
+  EXPECT_EQ(wrong, 0u);
+}
+
+TEST_P(TransportConformance, RefusesWhatLiesOutside) {
+  struct Range {
+    std::uint64_t offset, length;
+  };
+  for (const Range& range : {Range{kLength, 1}, Range{kLength - 1, 2}, Range{0, kLength + 1}, Range{1ull << 63, 1},
+                             Range{UINT64_MAX, 2}, Range{1, UINT64_MAX}, Range{UINT64_MAX, UINT64_MAX}}) {
+    for (const Op op : {Op::kRead, Op::kWrite}) {
+      EXPECT_EQ(run(*near_, peer_, {piece(range.offset, 0, range.length)}, op).code(), Code::kOutOfRange);
+      EXPECT_EQ(run(*near_, peer_, {piece(0, range.offset, range.length)}, op).code(), Code::kOutOfRange);
+    }
+  }
+  EXPECT_OK(run(*near_, peer_, {piece(kLength - 1, kLength - 1, 1)}, Op::kRead));
+}
+
+TEST_P(TransportConformance, KeepsOffsetsAbove4GiB) {
+  constexpr std::uint64_t kGiB = 1u << 30, kHuge = 5 * kGiB + 3;
+  const SparseMemory near(kHuge), far(kHuge);  // never arenas: their pages are made when they are
+  ASSERT_TRUE(near.data() && far.data());
+  const auto local = near_->register_memory(near.data(), kHuge, "near", 0, MemoryKind::kHost);
+  const auto remote = far_->register_memory(far.data(), kHuge, "huge", kRemoteRead | kRemoteWrite, MemoryKind::kHost);
+  ASSERT_TRUE(local.ok() && remote.ok());
+  ASSERT_OK(peer_->refresh(kPatience));
+  constexpr std::uint64_t kBlock = 4096, kShift = 8191;
+  std::vector<Piece> there, back;
+  for (const std::uint64_t place : {2 * kGiB - 17, 4 * kGiB - 2048, 4 * kGiB + 8192, kHuge - kBlock}) {
+    fill({far.data() + place, kBlock}, place);
+    there.push_back({local->key.id, remote->key.id, place - kShift, place, kBlock});
+    back.push_back({local->key.id, remote->key.id, place - kShift, place - 2 * kShift, kBlock});
+  }
+  ASSERT_OK(run(*near_, peer_, there, Op::kRead));
+  ASSERT_OK(run(*near_, peer_, back, Op::kWrite));
+  for (const Piece& p : there) {
+    EXPECT_EQ(std::memcmp(near.data() + p.local_offset, far.data() + p.remote_offset, kBlock), 0);
+    EXPECT_EQ(std::memcmp(far.data() + p.remote_offset - 2 * kShift, far.data() + p.remote_offset, kBlock), 0);
+  }
+  EXPECT_OK(near_->unregister(local->key, kPatience));
+  EXPECT_OK(far_->unregister(remote->key, kPatience));
 }
 
 TEST_P(TransportConformance, RefusesAReplacedRegionAndKeepsTheOthers) {
