@@ -1,9 +1,10 @@
-// Endpoint text: what parses writes itself in a form that parses to the same endpoint and the same text.
+// Endpoints and node ids as text: what parses writes itself in a form that parses to the same thing and the same text.
 #include <string>
 #include <string_view>
 
 #include "fuzz_input.h"
 #include "kvferry/endpoint.h"
+#include "kvferry/node_id.h"
 
 using namespace kvferry;
 
@@ -21,10 +22,18 @@ void check_socket_address(const Endpoint& endpoint) {
   fuzz::require(endpoint.host().find('%') != std::string::npos || *back == endpoint);
 }
 
+void check_node_id(std::string_view text) {
+  const auto id = NodeId::parse(text);
+  if (!id.ok()) return fuzz::require(id.status().code() == Code::kInvalidArgument);
+  const auto again = NodeId::parse(id->to_string());
+  fuzz::require(text.size() == 32 && again.ok() && *again == *id);
+}
+
 }  // namespace
 
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
   const std::string_view text(reinterpret_cast<const char*>(data), size);
+  check_node_id(text);
   const auto endpoint = Endpoint::parse(text);
   if (!endpoint.ok()) {
     fuzz::require(endpoint.status().code() == Code::kInvalidArgument);

@@ -1,9 +1,10 @@
-// Writes the seed corpora: one valid input per message and form, so that the fuzzers start past the first checks.
-// usage: make_corpus DIRECTORY
+// Writes seeds: one valid input per message and form, so that the fuzzers start past the first checks. What they led to
+// is committed beside this file, in corpus/ (run.sh --minimize). usage: make_corpus DIRECTORY
 #include <cstdio>
 #include <filesystem>
 #include <fstream>
 #include <string>
+#include <vector>
 
 #include "base/bytes.h"
 #include "wire/frame.h"
@@ -19,6 +20,14 @@ void put(const fs::path& directory, const std::string& name, ByteView bytes) {
   std::ofstream(directory / name, std::ios::binary) << as_text(bytes);
 }
 
+// The first byte says how the stream is read: see channel_fuzz.cc.
+void put_stream(const fs::path& root, const std::string& name, const std::vector<Bytes>& frames) {
+  ByteWriter writer;
+  writer.u8(0);
+  for (const Bytes& frame : frames) writer.raw(frame);
+  put(root / "channel_fuzz", name, writer.take());
+}
+
 template <typename Message>
 void put_message(const fs::path& root, FrameType type, const Message& message, std::uint8_t flag = 0,
                  const std::string& form = "") {
@@ -28,7 +37,9 @@ void put_message(const fs::path& root, FrameType type, const Message& message, s
   selected.raw(body);
   const std::string name = std::string(frame_type_name(type)) + form;
   put(root / "messages_fuzz", name + (flag != 0 ? "-checksums" : ""), selected.take());
-  put(root / "frame_fuzz", name, encode_frame(type, 7, body));
+  const Bytes frame = encode_frame(type, 7, body);
+  put(root / "frame_fuzz", name, frame);
+  put_stream(root, name, {frame});
 }
 
 void put_messages(const fs::path& root) {
@@ -62,6 +73,9 @@ void put_messages(const fs::path& root) {
   put_message(root, FrameType::kWriteAck, wire::WriteAck{}, 0, "-all");
   put(root / "frame_fuzz", "FENCE", encode_frame(FrameType::kFence, 3, {}));
   put(root / "frame_fuzz", "FENCED", encode_frame(FrameType::kFenced, 3, {}));
+  put_stream(root, "conversation",
+             {encode_frame(FrameType::kPing, 1, {}), encode_frame(FrameType::kPong, 1, {}),
+              encode_frame(FrameType::kRegionsRequest, 2, {})});
   put_message(root, FrameType::kShmAttached, wire::ShmAttached{4});
   put_message(root, FrameType::kArenaRequest, wire::ArenaRequest{1});
   put_message(root, FrameType::kArena, wire::ArenaGrant{1, 1u << 20});
@@ -69,8 +83,9 @@ void put_messages(const fs::path& root) {
 
 void put_endpoints(const fs::path& root) {
   int number = 0;
-  for (const std::string_view text : {"127.0.0.1:8000", "[::1]:8000", "[fe80::1%lo]:1", "[::ffff:127.0.0.1]:80",
-                                      "unix:/run/kvf.sock", "unix:@name", "localhost:0", "::1:80"}) {
+  for (const std::string_view text :
+       {"127.0.0.1:8000", "[::1]:8000", "[fe80::1%lo]:1", "[::ffff:127.0.0.1]:80", "unix:/run/kvf.sock", "unix:@name",
+        "localhost:0", "::1:80", "0123456789abcdef0123456789ABCDEF"}) {
     put(root / "endpoint_fuzz", std::to_string(number++), as_byte_view(text));
   }
 }
