@@ -6,11 +6,14 @@ Counts instead of times: submit must not depend on the number of pieces; contigu
 from __future__ import annotations
 
 import sys
+import time
 
 import numpy as np
 import pytest
 
-from _engines import engine_pair
+from _engines import engine_pair, options
+from _relay import Relay
+from kvferry.transfer import Engine
 
 COUNT, BLOCK = 15_000, 64 << 10
 
@@ -71,3 +74,45 @@ def test_submit_does_the_same_work_for_one_piece_and_for_15000(big):
         transfer.cancel()
         assert transfer.wait(30.0)
     assert abs(counts[1] - counts[0]) < 100
+
+
+def test_descriptors_take_at_most_24_bytes_for_each_segment():
+    """Counted on the wire: what the reader sends for 15,000 scattered segments, frames and all."""
+    size = 64
+    with Relay() as relay:
+        chosen = options("tcp", bind=relay.target_endpoint, advertise=relay.endpoint)
+        with Engine(chosen) as server, Engine(options("tcp")) as client:
+            far, near = (np.zeros(2 * COUNT * size, dtype=np.uint8) for _ in range(2))
+            far[:] = np.arange(len(far)) % 251
+            there = server.register(far, name="m")
+            here = client.register(near, name="m")
+            peer = client.connect(relay.endpoint, expected=server.node_id)
+            table = np.empty((COUNT, 5), dtype=np.uint64)
+            table[:, 0], table[:, 1], table[:, 4] = here.id, there.id, size
+            table[:, 2] = table[:, 3] = np.arange(COUNT) * 2 * size
+            plan = client.prepare(peer, table, "read")
+            assert plan.runs == COUNT
+            before = relay.forward
+            transfer = client.submit(plan)
+            assert transfer.wait()
+            assert transfer.error is None
+            assert relay.forward - before <= COUNT * 24 + (16 << 10)
+            np.testing.assert_array_equal(near.reshape(-1, size)[::2], far.reshape(-1, size)[::2])
+
+
+@pytest.mark.slow
+def test_submit_of_a_prepared_plan_takes_less_than_5_ms(big, extent):
+    """At full length only: a time says little on a loaded machine."""
+    if not extent.long:
+        pytest.skip("times are measured with --long")
+    pair, *_ = big
+    order = np.arange(COUNT)
+    plan = pair.client.prepare(pair.peer, rows(big, order * 2, order[::-1] * 2), "read")
+    times = []
+    for _ in range(50):
+        started = time.perf_counter()
+        transfer = pair.client.submit(plan)
+        times.append(time.perf_counter() - started)
+        transfer.cancel()
+        assert transfer.wait(30.0)
+    assert sorted(times)[25] < 0.005
