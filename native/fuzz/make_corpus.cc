@@ -107,6 +107,7 @@ void put_directories(const fs::path& root) {
     }
     put(root / "region_directory_fuzz", std::to_string(arena), writer.take());
   }
+  put(root / "region_directory_fuzz", "wrong-header", Bytes(128));
 }
 
 }  // namespace
