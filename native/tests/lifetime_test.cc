@@ -109,7 +109,7 @@ TEST(Lifetime, APeerThatIsStuckInACopyDelaysCloseForABoundedTime) {
   Pair pair;
   const LocalNode node = node_like(*pair.near);
   const Endpoint name = *Endpoint::parse(shm_name_of(pair.far->node_id()));
-  auto stuck = Attachment::open(node, pair.far->node_id(), name, deadline_in(kPatience));
+  auto stuck = Attachment::open(node, pair.far->node_id(), name, Wait{deadline_in(kPatience)});
   ASSERT_TRUE(stuck.ok()) << stuck.status().to_string();
   stuck->lanes().begin(0);
   EXPECT_EQ(pair.far->unregister(pair.far_region.key, milliseconds(50)).code(), Code::kDeadlineExceeded);

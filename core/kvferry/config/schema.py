@@ -95,7 +95,15 @@ class TransferOptions(Options, frozen=True, kw_only=True):
     tcp_streams: Annotated[
         int, Meta(ge=1, le=64, description="Data connections per peer on `tcp`, one thread each.")
     ] = 2
-    shm_lanes: Annotated[int, Meta(ge=1, le=16, description="Copying threads per peer on `shm`.")] = 1
+    shm_lanes: Annotated[
+        int,
+        Meta(
+            ge=0,
+            le=16,
+            description="Copying threads per peer on `shm`; only transfers of more than 2 MiB use a second "
+            "one. 0: one for every four cores, but at least one and at most four.",
+        ),
+    ] = 0
     slice_bytes: Annotated[
         int,
         _size(

@@ -26,7 +26,7 @@ struct EngineOptions {
   std::string cluster_secret;                         // required (>= 16 bytes) when bind is not loopback
   std::string metadata;                               // opaque, handed to every peer at hello; at most 64 KiB
   std::uint32_t tcp_streams = 2;                      // data connections per peer
-  std::uint32_t shm_lanes = 1;                        // copying threads per peer
+  std::uint32_t shm_lanes = 0;                        // copying threads per peer; 0: by the number of cores
   std::uint64_t slice_bytes = 4u << 20;               // a transfer is cut into slices of about this size
   std::uint32_t max_connections = 1024;               // inbound; one more is refused
   bool checksum = false;                              // CRC32C per piece on tcp

@@ -45,7 +45,7 @@ Status check_options(const EngineOptions& options) {
     return bad("cluster_secret is shorter than " + std::to_string(kMinSecretBytes) + " bytes");
   }
   if (options.tcp_streams == 0 || options.tcp_streams > kMaxStreams) return bad("tcp_streams must be 1 to 64");
-  if (options.shm_lanes == 0 || options.shm_lanes > kMaxAttachLanes) return bad("shm_lanes must be 1 to 16");
+  if (options.shm_lanes > kMaxAttachLanes) return bad("shm_lanes must be 0 (automatic) to 16");
   if (options.max_connections == 0) return bad("max_connections must be at least 1");
   if (options.slice_bytes == 0) return bad("slice_bytes must be at least 1");
   KVF_RETURN_IF_ERROR(check_positive(options.connect_timeout, "connect_timeout"));

@@ -107,6 +107,7 @@ Result<Arena> Arena::create_file(std::uint64_t length, const char* label, const 
   if (const Status placed = place_memory(data, length, options.placement); !placed.ok()) {
     log_event(LogLevel::kWarning, "arena_not_placed", {{"arena", label}, {"reason", placed}});
   }
+  if (options.huge_pages && !reserved) advise_huge_pages(data, length);  // heeded if shmem_enabled is "advise"
   const FreshMemory fresh{arena.fd(), data, length, reserved ? kHugePageBytes : page_size()};
   KVF_ASSIGN_OR_RETURN(arena.page_bytes_, make_pages(fresh, options.huge_pages, page_making_threads(length)));
   if (::fcntl(arena.fd(), F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW) != 0) {

@@ -9,8 +9,8 @@ namespace kvferry {
 
 class ShmTransport final : public Transport {
  public:
-  // `local` outlives the transport.
-  ShmTransport(const LocalNode& local, std::size_t lanes) : local_(local), lanes_(lanes) {}
+  // `local` outlives the transport. 0 lanes: as many as suit the number of cores.
+  ShmTransport(const LocalNode& local, std::size_t lanes);
 
   std::string_view name() const override { return "shm"; }
   Status probe() const override;
