@@ -306,5 +306,18 @@ TEST(Hardening, LosesAPeerThatFloodsOrDoesNotRead) {
   EXPECT_TRUE(eventually([&] { return target.engine->peers().empty(); }));
 }
 
+TEST(Hardening, AnswersThatAPeerDoesNotReadDoNotStopItsMessages) {
+  EngineOptions options;
+  options.metadata = std::string(64u << 10, 'm');
+  Target target(options);
+  RawPeer peer(*target.engine);
+  const Bytes request = encode_frame(FrameType::kRegionsRequest, 1, {});
+  for (int i = 0; i < 800; ++i) ASSERT_OK(send_all(peer.control().get(), request, patience()));  // 50 MB of answers
+  ASSERT_OK(send_frame(peer.control().get(), FrameType::kMessage, 0, as_byte_view("still here"), patience()));
+  const auto message = target.engine->next_message(kPatience);
+  ASSERT_TRUE(message.has_value());
+  EXPECT_EQ(message->body, "still here");
+}
+
 }  // namespace
 }  // namespace kvferry::testing

@@ -13,6 +13,7 @@
 #include "base/deadline.h"
 #include "engine_fixture.h"
 #include "process_state.h"
+#include "proxy.h"
 #include "transport/shm/attachment.h"
 #include "transport/shm/copy_permission.h"
 #include "transport/shm/shm_transport.h"
@@ -224,6 +225,27 @@ TEST(Lifetime, AForkedChildDoesNotDisturbItsParentsEngine) {
             0);
   EXPECT_OK(pair.peer->refresh(kPatience));
   EXPECT_OK(run(*pair.near, pair.peer, {pair.everything()}, Op::kRead));
+}
+
+TEST(Lifetime, ClosingEndsTheOpeningOfARail) {
+  EngineOptions options = options_for({"tcp"});
+  Buffer near, far;
+  auto b = make_engine(options);
+  far = register_buffer(*b, 4096, 2);
+  Proxy proxy(b->endpoint(), 0, 0);
+  options.connect_timeout = milliseconds(60000);
+  auto a = make_engine(options);
+  near = register_buffer(*a, 4096, 1);
+  auto peer = a->connect(proxy.endpoint(), b->node_id(), kPatience);
+  ASSERT_TRUE(peer.ok()) << peer.status().to_string();
+  proxy.answer_no_more();
+  auto transfer = start(*a, *peer, {{near.region.key.id, far.region.key.id, 0, 0, 4096}}, Op::kRead);
+  ASSERT_TRUE(transfer.ok());
+  EXPECT_FALSE((*transfer)->wait(milliseconds(100)));
+  const auto begin = Clock::now();
+  a->close();
+  EXPECT_LT(Clock::now() - begin, milliseconds(20000));
+  EXPECT_TRUE((*transfer)->settled());
 }
 
 }  // namespace

@@ -43,6 +43,8 @@ class Proxy {
   }
   const Endpoint& endpoint() const { return endpoint_; }
 
+  void answer_no_more() { deaf_ = true; }  // new connections are taken and then left alone
+
   std::size_t held() const { return held_; }  // bytes that were kept so far
   void release() { released_ = true; }
   bool delivered() const { return delivered_; }  // after release(): all went out, or the target took no more
@@ -64,6 +66,10 @@ class Proxy {
     for (std::size_t number = 1;; ++number) {
       auto accepted = accept_from(listener_.get(), patience());
       if (!accepted.ok()) return;
+      if (deaf_) {
+        silent_.push_back(std::move(accepted->fd));
+        continue;
+      }
       auto onward = connect_to(target_, patience());
       if (!onward.ok()) return;
       const auto line = std::make_shared<Line>();
@@ -127,7 +133,8 @@ class Proxy {
   Endpoint endpoint_;
   std::shared_ptr<Line> victim_line_;
   std::atomic<std::size_t> held_{0};
-  std::atomic<bool> released_{false}, delivered_{false};
+  std::atomic<bool> released_{false}, delivered_{false}, deaf_{false};
+  std::vector<UniqueFd> silent_;  // the accepting thread's
   std::vector<std::thread> threads_;
 };
 

@@ -15,7 +15,7 @@ TcpRail::TcpRail(Connection connection, bool checksum)
 Status TcpRail::execute(const Batch& batch, std::span<Status> results, Deadline deadline,
                         const std::atomic<bool>& cancelled) {
   first_unfinished_ = sent_ = answered_ = 0;
-  connection_.interrupt.clear();  // it was meant for an earlier job, or `cancelled` says the same
+  if (interrupted_.exchange(false)) connection_.interrupt.clear();  // meant for an earlier job, or `cancelled` says it
   const Status status = pipeline(batch, results, Wait{deadline, &connection_.interrupt}, cancelled);
   if (status.ok()) return {};
   Status why = status.with_context("tcp to " + connection_.endpoint.to_string());
@@ -84,6 +84,10 @@ Status TcpRail::send_request(const Batch& batch, TcpRequest* request, const Wait
 }
 
 Status TcpRail::receive_reply(Op op, const TcpRequest& request, std::span<Status> results, const Wait& wait) {
+  // The answer to a single request takes its time: no use in looking before there is something.
+  if (sent_ - answered_ == 1 && !reader_.has_read_ahead()) {
+    KVF_RETURN_IF_ERROR(connection_.channel.wait_readable(wait));
+  }
   KVF_ASSIGN_OR_RETURN(const FrameReader::View frame, reader_.next(wait));
   const FrameType type = frame.header.type;
   if (type == FrameType::kError) return status_of_error_frame(frame.body);

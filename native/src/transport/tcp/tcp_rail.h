@@ -6,6 +6,7 @@
 #include <sys/uio.h>
 
 #include <array>
+#include <atomic>
 #include <functional>
 #include <vector>
 
@@ -31,7 +32,10 @@ class TcpRail final : public Rail {
   std::string_view transport() const override { return "tcp"; }
   Status execute(const Batch& batch, std::span<Status> results, Deadline deadline,
                  const std::atomic<bool>& cancelled) override;
-  void interrupt() override { connection_.interrupt.set(); }
+  void interrupt() override {
+    connection_.interrupt.set();
+    interrupted_ = true;  // after it: whoever sees the flag clears both
+  }
 
  private:
   static constexpr std::size_t kWindow = 4;  // requests under way
@@ -48,6 +52,7 @@ class TcpRail final : public Rail {
   Connection connection_;  // its socket is closed by fence(): the rail is of no more use then
   FrameReader reader_;
   const bool checksum_;
+  std::atomic<bool> interrupted_{false};
   std::uint32_t last_request_ = 0;
   std::array<TcpRequest, kWindow> window_;
   std::size_t sent_ = 0, answered_ = 0;  // requests of this execute()
