@@ -13,6 +13,7 @@ import typing_extensions
 __all__: list[str] = [
     "BLOCKING",
     "Accelerator",
+    "BlockList",
     "DeviceDriver",
     "Endpoint",
     "Engine",
@@ -28,6 +29,8 @@ __all__: list[str] = [
     "RegionInfo",
     "Topology",
     "Transfer",
+    "TransferStages",
+    "TransportStats",
     "buffer_address",
     "device_drivers",
     "discover_topology",
@@ -242,10 +245,57 @@ class RegionInfo:
     @property
     def name(self) -> str: ...
 
+class TransportStats:
+    """
+    What moved to and from one peer by one transport so far. A snapshot. A transfer that several took part in counts for the one that ended it.
+    """
+    @property
+    def bytes_read(self) -> int: ...
+    @property
+    def bytes_written(self) -> int: ...
+    @property
+    def failed_pieces(self) -> dict[str, int]:
+        """
+        By kind: the code of the error, e.g. peer_lost.
+        """
+    @property
+    def latency(self) -> typing.Annotated[list[int], "FixedSize(32)"]:
+        """
+        Transfers that did not fail, by time from submission to settlement: entry 0 counts those under 1 us, entry i those of at least 2**(i-1) and less than 2**i us, the last all longer ones.
+        """
+    @property
+    def latency_sum_s(self) -> float: ...
+    @property
+    def pieces(self) -> int:
+        """
+        Good and bad.
+        """
+    @property
+    def rail_failures(self) -> int:
+        """
+        How often a rail broke in use.
+        """
+    @property
+    def rails(self) -> int:
+        """
+        Open now.
+        """
+    @property
+    def retried_slices(self) -> int: ...
+    @property
+    def transfers(self) -> int: ...
+    @property
+    def transport(self) -> str: ...
+
 class PeerStats:
     """
     What moved to and from one peer so far. A snapshot.
     """
+    @property
+    def by_transport(self) -> list[TransportStats]:
+        """
+        Those used so far.
+        """
     @property
     def bytes_read(self) -> int: ...
     @property
@@ -255,9 +305,24 @@ class PeerStats:
     @property
     def pieces(self) -> int: ...
     @property
+    def queued_slices(self) -> int:
+        """
+        Parts of these that wait for a rail now.
+        """
+    @property
+    def rail_switches(self) -> int:
+        """
+        How often traffic moved to another transport.
+        """
+    @property
     def retried_slices(self) -> int: ...
     @property
     def transport(self) -> str: ...
+    @property
+    def unsettled_transfers(self) -> int:
+        """
+        Now.
+        """
 
 class Peer:
     def close(self) -> None: ...
@@ -298,6 +363,64 @@ class Plan:
         Number of contiguous runs after merging.
         """
 
+class BlockList:
+    """
+    Equal blocks at even distances in one region, named by index: block i begins at offset + i * stride_bytes. Immutable.
+    """
+    def __init__(self, region: int, offset: int, block_bytes: int, stride_bytes: int, count: int) -> None: ...
+    @property
+    def block_bytes(self) -> int: ...
+    @property
+    def count(self) -> int:
+        """
+        How many blocks; at most 2**31.
+        """
+    @property
+    def offset(self) -> int:
+        """
+        Of block 0, in bytes.
+        """
+    @property
+    def region(self) -> int:
+        """
+        Region id.
+        """
+    @property
+    def stride_bytes(self) -> int:
+        """
+        From one block's start to the next's.
+        """
+
+class TransferStages:
+    """
+    Where a settled transfer's time went, in seconds. All but wake_s add up to Transfer.seconds.
+    """
+    @property
+    def move_s(self) -> float:
+        """
+        Until its last slice was done: posting, wire, copying.
+        """
+    @property
+    def queue_s(self) -> float:
+        """
+        Until a rail took its first slice.
+        """
+    @property
+    def settle_s(self) -> float:
+        """
+        Until it was settled: notify message, accounts.
+        """
+    @property
+    def submit_s(self) -> float:
+        """
+        Checks and pins, until it was queued or taken by a rail.
+        """
+    @property
+    def wake_s(self) -> float:
+        """
+        Until the first wait that slept had returned; 0 if none had to sleep.
+        """
+
 class Transfer:
     def cancel(self) -> None: ...
     def error(self) -> typing.Any: ...
@@ -308,6 +431,8 @@ class Transfer:
     def seconds(self) -> float: ...
     @property
     def settled(self) -> bool: ...
+    @property
+    def stages(self) -> TransferStages: ...
     @property
     def transport(self) -> str: ...
 
@@ -329,14 +454,24 @@ class Engine:
     def close(self) -> None: ...
     def connect(self, endpoint: Endpoint, expected: str, timeout_s: float) -> Peer: ...
     def counters(self) -> dict[str, int]: ...
+    def execute(self, plan: Plan, timeout_s: float, notify: bytes, priority: str) -> Transfer: ...
     def next_message(self, timeout_s: float) -> Message | None: ...
     def peer(self, handle: int) -> Peer | None: ...
     def peers(self) -> list[Peer]: ...
     def prepare(self, peer: Peer, pieces: typing_extensions.Buffer, op: str) -> Plan: ...
+    def prepare_blocks(
+        self,
+        peer: Peer,
+        op: str,
+        local: collections.abc.Sequence[BlockList],
+        remote: collections.abc.Sequence[BlockList],
+        local_index: typing_extensions.Buffer,
+        remote_index: typing_extensions.Buffer,
+    ) -> Plan: ...
     def register_address(self, address: int, length_bytes: int, name: str, access: str) -> RegionInfo: ...
     def send(self, peer: int, body: bytes, timeout_s: float) -> None: ...
     def set_metadata(self, metadata: bytes) -> None: ...
-    def submit(self, plan: Plan, timeout_s: float | None, notify: bytes) -> Transfer: ...
+    def submit(self, plan: Plan, timeout_s: float, notify: bytes, priority: str) -> Transfer: ...
     def unregister(self, id: int, generation: int, timeout_s: float) -> None: ...
     @property
     def endpoint(self) -> Endpoint: ...
@@ -368,7 +503,9 @@ BLOCKING: tuple[str, ...] = (
     "Engine.unregister",
     "Engine.connect",
     "Engine.prepare",
+    "Engine.prepare_blocks",
     "Engine.submit",
+    "Engine.execute",
     "Engine.send",
     "Engine.next_message",
     "Engine.close",

@@ -52,4 +52,19 @@ std::vector<Piece> read_pieces(const py::buffer& array) {
   return pieces;
 }
 
+std::vector<std::int32_t> read_indices(const py::buffer& array, const char* name) {
+  const py::buffer_info info = array.request();
+  const auto refuse = [&](const std::string& what) {
+    throw StatusError{{Code::kInvalidArgument,
+                       std::string(name) + " must be a dense int32 array of shape [n]; this one has " + what}};
+  };
+  if (!info.item_type_is_equivalent_to<std::int32_t>()) refuse("element format '" + info.format + "'");
+  if (info.ndim != 1) refuse(std::to_string(info.ndim) + " dimensions");
+  if (info.shape[0] > 1 && info.strides[0] != static_cast<py::ssize_t>(sizeof(std::int32_t))) {
+    refuse("gaps between its elements");
+  }
+  const auto* first = static_cast<const std::int32_t*>(info.ptr);
+  return {first, first + info.shape[0]};
+}
+
 }  // namespace kvferry::python

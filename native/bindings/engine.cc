@@ -59,13 +59,35 @@ std::shared_ptr<Plan> prepare(Engine& self, const std::shared_ptr<Peer>& peer, c
   return std::const_pointer_cast<Plan>(unwrap(self.prepare(peer, pieces, parse_op(op))));
 }
 
-std::shared_ptr<Transfer> submit(Engine& self, const std::shared_ptr<Plan>& plan, std::optional<double> timeout_s,
-                                 const py::bytes& notify) {
-  SubmitOptions options;
-  if (timeout_s) options.timeout = to_milliseconds(*timeout_s);
-  options.notify = std::string(notify);
+std::shared_ptr<Plan> prepare_blocks(Engine& self, const std::shared_ptr<Peer>& peer, const std::string& op,
+                                     const std::vector<BlockList>& local, const std::vector<BlockList>& remote,
+                                     const py::buffer& local_index, const py::buffer& remote_index) {
+  const std::vector<std::int32_t> near = read_indices(local_index, "local_index");
+  const std::vector<std::int32_t> far = read_indices(remote_index, "remote_index");
   const GilRelease unlocked;
-  return unwrap(self.submit(plan, std::move(options)));
+  return std::const_pointer_cast<Plan>(
+      unwrap(self.prepare_blocks(peer, parse_op(op), BlockPairs{local, remote, near, far})));
+}
+
+Priority parse_priority(std::string_view priority) {
+  if (priority == "normal") return Priority::kNormal;
+  if (priority == "high") return Priority::kHigh;
+  if (priority == "low") return Priority::kLow;
+  throw StatusError{
+      {Code::kInvalidArgument, "priority '" + std::string(priority) + "' must be 'high', 'normal' or 'low'"}};
+}
+
+using Start = Result<std::shared_ptr<Transfer>> (Engine::*)(const std::shared_ptr<const Plan>&, SubmitOptions);
+
+template <Start start>
+std::shared_ptr<Transfer> start_transfer(Engine& self, const std::shared_ptr<Plan>& plan, double timeout_s,
+                                         const py::bytes& notify, std::string_view priority) {
+  SubmitOptions options;
+  options.timeout = to_milliseconds(timeout_s);
+  options.notify = std::string(notify);
+  options.priority = parse_priority(priority);
+  const GilRelease unlocked;
+  return unwrap((self.*start)(plan, std::move(options)));
 }
 
 void send(Engine& self, std::uint64_t peer, const py::bytes& body, double timeout_s) {
@@ -105,8 +127,15 @@ void bind_traffic(EngineClass& cls, Blocking& blocking) {
   blocking.def(cls, "connect", &connect, py::arg("endpoint"), py::arg("expected"), py::arg("timeout_s"));
   cls.def("prepare", &prepare, py::arg("peer"), py::arg("pieces"), py::arg("op"));
   blocking.note("Engine.prepare");
-  cls.def("submit", &submit, py::arg("plan"), py::arg("timeout_s"), py::arg("notify"));
+  cls.def("prepare_blocks", &prepare_blocks, py::arg("peer"), py::arg("op"), py::arg("local"), py::arg("remote"),
+          py::arg("local_index"), py::arg("remote_index"));
+  blocking.note("Engine.prepare_blocks");
+  cls.def("submit", &start_transfer<&Engine::submit>, py::arg("plan"), py::arg("timeout_s"), py::arg("notify"),
+          py::arg("priority"));
   blocking.note("Engine.submit");
+  cls.def("execute", &start_transfer<&Engine::execute>, py::arg("plan"), py::arg("timeout_s"), py::arg("notify"),
+          py::arg("priority"));
+  blocking.note("Engine.execute");
   cls.def("send", &send, py::arg("peer"), py::arg("body"), py::arg("timeout_s"));
   blocking.note("Engine.send");
   blocking.def(

@@ -306,29 +306,5 @@ TEST(Engine, RestsWhenThereIsNothingToDo) {
   EXPECT_LT(cpu_time() - before, std::chrono::microseconds(10000)) << "1 % of one core";
 }
 
-TEST(Engine, SmallTransfersPassBigOnes) {
-  constexpr std::uint64_t kShare = 8u << 20, kShares = 6;
-  Buffer near, far;
-  for (const char* transport : {"tcp", "shm"}) {
-    auto a = make_engine(options_for({transport})), b = make_engine(options_for({transport}));
-    near = register_buffer(*a, kShare * (kShares + 1), 1);
-    far = register_buffer(*b, kShare * (kShares + 1), 2);
-    auto peer = connect(*a, *b);
-    const std::uint32_t here = near.region.key.id, there = far.region.key.id;
-    ASSERT_OK(run(*a, peer, {{here, there, 0, 0, 1}}, Op::kRead));
-    std::vector<std::shared_ptr<Transfer>> big;
-    for (std::uint64_t share = 1; share <= kShares; ++share) {
-      auto transfer = start(*a, peer, {{here, there, share * kShare, share * kShare, kShare}}, Op::kRead);
-      ASSERT_TRUE(transfer.ok());
-      big.push_back(*transfer);
-    }
-    ASSERT_OK(run(*a, peer, {{here, there, 0, 0, 65536}}, Op::kRead));
-    EXPECT_FALSE(big.back()->settled()) << transport << ": the small transfer waited for the big ones";
-    for (const auto& transfer : big) ASSERT_TRUE(transfer->wait(kPatience));
-    a->close();
-    b->close();
-  }
-}
-
 }  // namespace
 }  // namespace kvferry::testing

@@ -17,6 +17,7 @@ from kvferry.transfer import Engine
 
 # Bindings that look something up, set a flag or copy a little: none waits for a lock that is held during I/O.
 NEVER_BLOCK = {
+    "BlockList.__init__",
     "Endpoint.__init__", "Endpoint.with_port",
     "Engine.counters", "Engine.peer", "Engine.peers", "Engine.set_metadata",
     "EngineOptions.__init__",

@@ -15,6 +15,7 @@ from kvferry.transfer.peer import Peer
 from kvferry.transfer.region import Region
 
 __all__ = [
+    "BlockList",
     "Endpoint",
     "Engine",
     "Message",
@@ -26,5 +27,7 @@ __all__ = [
     "Topology",
     "Transfer",
     "TransferOptions",
+    "TransferStages",
+    "TransportStats",
     "topology",
 ]

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import threading
 import weakref
+from collections.abc import Sequence
 from types import TracebackType
 from typing import Any, Literal
 
 import numpy as np
 
 from kvferry import _native
-from kvferry._native import Endpoint, Message, Plan
+from kvferry._native import BlockList, Endpoint, Message, Plan
 from kvferry.config import TransferOptions
 from kvferry.errors import InvalidArgumentError
 from kvferry.transfer import _logging
@@ -23,6 +24,7 @@ from kvferry.transfer.region import Region
 
 Access = Literal["r", "w", "rw"]
 Op = Literal["read", "write"]
+Priority = Literal["high", "normal", "low"]
 
 
 class Engine:
@@ -133,27 +135,74 @@ class Engine:
         `NotFoundError` (no such region), `OutOfRangeError`, `AccessDeniedError`, `PeerLostError`.
         """
         if op == "read" and self._read_only:
-            self._refuse_read_only_targets(pieces)
+            array = np.asarray(pieces)
+            if array.ndim == 2:  # else the native side says what is wrong with it
+                self._refuse_read_only_targets(set(np.unique(array[:, 0]).tolist()))
         return self._native.prepare(peer._native, pieces, op)
 
-    def _refuse_read_only_targets(self, pieces: Any) -> None:
-        array = np.asarray(pieces)
-        if array.ndim != 2:
-            return  # the native side says what is wrong with it
+    def prepare_blocks(
+        self,
+        peer: Peer,
+        op: Op,
+        *,
+        local: BlockList | Sequence[BlockList],
+        remote: BlockList | Sequence[BlockList],
+        local_index: Any,
+        remote_index: Any,
+    ) -> Plan:
+        """As `prepare`, for blocks named by their index in one list, or in several at once (e.g. layers).
+
+        `local_index`, `remote_index`: dense int32 [n] (numpy, or any buffer). Block `local_index[i]` of each
+        local list goes with block `remote_index[i]` of the remote list at the same place. Piece `l * n + i`
+        is index i of list l. Does not block. Raises as `prepare`; `OutOfRangeError` also for an index that a
+        list does not have, `InvalidArgumentError` for lists that are not pairs of one block size.
+        """
+        near = [local] if isinstance(local, BlockList) else list(local)
+        far = [remote] if isinstance(remote, BlockList) else list(remote)
+        if op == "read" and self._read_only:
+            self._refuse_read_only_targets({blocks.region for blocks in near})
+        return self._native.prepare_blocks(peer._native, op, near, far, local_index, remote_index)
+
+    def _refuse_read_only_targets(self, regions: set[int]) -> None:
         with self._lock:
-            targets = self._read_only.keys() & set(np.unique(array[:, 0]).tolist())
+            targets = self._read_only.keys() & regions
         if targets:
             raise InvalidArgumentError(f"region {min(targets)} is read-only memory and cannot be read into")
 
-    def submit(self, plan: Plan, *, timeout_s: float | None = None, notify: bytes = b"") -> Transfer:
-        """Start moving; never blocks.
+    def submit(
+        self,
+        plan: Plan,
+        *,
+        timeout_s: float | None = None,
+        notify: bytes = b"",
+        priority: Priority = "normal",
+    ) -> Transfer:
+        """Start moving; waits for nobody. A small transfer on this host may be settled on return.
 
         `timeout_s`: when unfinished pieces fail (default: the option transfer_timeout_s). `notify`: a message
-        that the peer gets once all data is visible to it; at most 1 MiB. Raises `PeerLostError`,
-        `ResourceExhaustedError`.
+        that the peer gets once all data is visible to it; at most 1 MiB. `priority`: while transfers wait,
+        the classes share the bytes 16 : 4 : 1, so that none starves. Raises `PeerLostError`,
+        `ResourceExhaustedError`, `StaleError` (a region was unregistered since `prepare`).
         """
         limit_s = self._options.transfer_timeout_s if timeout_s is None else timeout_s
-        return Transfer(self._native.submit(plan, limit_s, notify), plan, limit_s)
+        return Transfer(self._native.submit(plan, limit_s, notify, priority), plan, limit_s)
+
+    def execute(
+        self,
+        plan: Plan,
+        *,
+        timeout_s: float | None = None,
+        notify: bytes = b"",
+        priority: Priority = "normal",
+    ) -> Transfer:
+        """Do what `submit` does and wait until the transfer is settled; return it.
+
+        The calling thread moves the data itself if nobody else needs the connection, which saves waking other
+        threads: the way to the lowest latency. Blocks up to `timeout_s`; other Python threads run meanwhile.
+        Raises as `submit`; whether the pieces were moved is in the transfer (`raise_if_failed`).
+        """
+        limit_s = self._options.transfer_timeout_s if timeout_s is None else timeout_s
+        return Transfer(self._native.execute(plan, limit_s, notify, priority), plan, limit_s)
 
     def send(self, peer: Peer | int, body: bytes, *, timeout_s: float = 5.0) -> None:
         """Send a control message of at most 1 MiB to a peer or its handle; blocks up to `timeout_s`.

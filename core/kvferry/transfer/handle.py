@@ -8,6 +8,7 @@ from collections.abc import Generator
 from typing import Any
 
 from kvferry import _native
+from kvferry._native import TransferStages
 from kvferry.errors import KVFerryError
 from kvferry.transfer._waiting import wait_in_slices
 
@@ -35,6 +36,8 @@ class Transfer:
 
     def wait(self, timeout_s: float | None = None) -> bool:
         """Block until settled or for `timeout_s` (default: its deadline); return whether it is settled."""
+        if self._native.settled:
+            return True
         limit_s = self._timeout_s + _SETTLE_MARGIN_S if timeout_s is None else timeout_s
         return wait_in_slices(self._native.wait, limit_s)
 
@@ -100,8 +103,13 @@ class Transfer:
         return self._native.seconds
 
     @property
+    def stages(self) -> TransferStages:
+        """Where that time went. Meaningful once settled."""
+        return self._native.stages
+
+    @property
     def transport(self) -> str:
-        """What moved it: "shm", "tcp", or "shm+tcp" when it was changed on the way."""
+        """What moved it: "shm", "tcp", or "shm+tcp" when it was changed on the way; "" until settled."""
         return self._native.transport
 
     def __repr__(self) -> str:

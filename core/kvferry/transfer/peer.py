@@ -79,7 +79,7 @@ class Peer:
         return self._native.transport_note
 
     def stats(self) -> PeerStats:
-        """Return a snapshot of what moved, and by which transport."""
+        """Return a snapshot of what moved, and by which transports, with latencies."""
         return self._native.stats()
 
     def close(self) -> None:

@@ -2,6 +2,7 @@
 // All methods are thread-safe unless said otherwise. Nothing here throws.
 #pragma once
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <map>
@@ -45,9 +46,50 @@ struct Piece {                      // one contiguous run to move
   std::uint64_t length = 0;
 };
 
+// Equal blocks at even distances in one region, named by their index, e.g. one layer of a paged KV cache.
+struct BlockList {
+  std::uint32_t region = 0;
+  std::uint64_t offset = 0;  // of block 0
+  std::uint64_t block_bytes = 0;
+  std::uint64_t stride_bytes = 0;  // from the start of one block to the start of the next
+  std::uint64_t count = 0;         // at most 2^31
+};
+
+struct BlockPairs {                                         // what prepare_blocks() is given
+  std::span<const BlockList> local, remote;                 // as many of each, pairwise of one block size
+  std::span<const std::int32_t> local_index, remote_index;  // as many of each
+};
+
+struct TransportStats {   // of one peer, by one transport; what both took part in counts for the one that ended it
+  std::string transport;  // "shm", "tcp", ...
+  std::uint64_t bytes_read = 0, bytes_written = 0;
+  std::uint64_t transfers = 0, pieces = 0;
+  std::map<Code, std::uint64_t> failed_pieces;  // by kind; only what happened
+  std::uint64_t rail_failures = 0;              // a rail broke in use
+  std::uint64_t retried_slices = 0;             // that had to be moved again because of it
+  std::uint64_t rails = 0;                      // open now
+  // Submit to settled, of the transfers that did not fail. Bucket 0: below 1 us; bucket i: at least 2^(i-1) us and less
+  // than 2^i us; the last one: everything longer.
+  std::array<std::uint64_t, 32> latency{};
+  double latency_sum_s = 0;
+};
+
 struct PeerStats {
   std::string transport;  // the one in use: "shm" or "tcp"; "" before the first transfer opened a rail
   std::uint64_t bytes_read = 0, bytes_written = 0, pieces = 0, failed_pieces = 0, retried_slices = 0;
+  std::uint64_t rail_switches = 0;           // traffic moved to another transport
+  std::uint64_t unsettled_transfers = 0;     // now: submitted, not settled
+  std::uint64_t queued_slices = 0;           // now: of these, waiting for a rail
+  std::vector<TransportStats> by_transport;  // those used so far; transfers that no rail ever took are in none
+};
+
+// Where a transfer's time went, in seconds; what has not begun is 0.
+struct TransferStages {
+  double submit_s = 0;  // checks and pins, until it was queued or a rail took it
+  double queue_s = 0;   // until a rail took its first slice
+  double move_s = 0;    // until the last slice was done: posting, wire and copying
+  double settle_s = 0;  // until it counted as settled: notify message, accounts
+  double wake_s = 0;    // until the first wait() that had to sleep returned
 };
 
 struct Message {           // a control message from a peer
@@ -59,9 +101,15 @@ class Peer;      // one live control connection, either direction; outlives its 
 class Plan;      // immutable, may be submitted many times, from any thread
 class Transfer;  // one submission
 
+// While transfers of several classes wait, the higher class goes first, but of every 21 bytes 16 are of high, 4 of normal
+// and 1 of low priority (a slice counts for 64 KiB more than it has), so that none starves; a class that did not wait has
+// saved nothing up. Within a class slices are taken in turn.
+enum class Priority : std::uint8_t { kHigh, kNormal, kLow };
+
 struct SubmitOptions {
   std::optional<milliseconds> timeout;  // default EngineOptions::transfer_timeout
   std::string notify;                   // if not empty: sent to the peer as a message after the data is visible
+  Priority priority = Priority::kNormal;
 };
 
 class Engine {
@@ -88,8 +136,17 @@ class Engine {
   // Checks ranges, access and generations once, sorts and merges contiguous runs. Does not block.
   virtual Result<std::shared_ptr<const Plan>> prepare(const std::shared_ptr<Peer>& peer, std::span<const Piece> pieces,
                                                       Op op) = 0;
-  // Never blocks. Local memory belongs to the transfer until it is settled.
+  // The same for blocks named by index: block local_index[i] of each local list and block remote_index[i] of the remote
+  // list at the same place (e.g. of the same layer). Piece l * n + i is index i of list l, n the number of indices.
+  // Lists are checked as a whole, indices against their counts.
+  virtual Result<std::shared_ptr<const Plan>> prepare_blocks(const std::shared_ptr<Peer>& peer, Op op,
+                                                             const BlockPairs& blocks) = 0;
+  // Never waits for anybody; a small transfer between processes of one host may be copied, and settled, right here.
+  // Local memory belongs to the transfer until it is settled.
   virtual Result<std::shared_ptr<Transfer>> submit(const std::shared_ptr<const Plan>& plan, SubmitOptions options) = 0;
+  // submit() and wait for it to settle; the result is the settled transfer. The calling thread moves the data itself if
+  // nobody else needs the rail, which saves waking other threads: the way to the lowest latency.
+  virtual Result<std::shared_ptr<Transfer>> execute(const std::shared_ptr<const Plan>& plan, SubmitOptions options) = 0;
 
   // Control messages; at most 1 MiB each. send() blocks only for socket space, up to `timeout`.
   virtual Status send(std::uint64_t peer_handle, std::string_view body, milliseconds timeout) = 0;
@@ -136,6 +193,7 @@ class Transfer {
   virtual std::vector<Status> piece_status() const = 0;  // one per piece given to prepare, in that order
   virtual std::string transport() const = 0;             // "shm", "tcp", or "shm+tcp" when a rail was switched
   virtual double seconds() const = 0;                    // submit to settled
+  virtual TransferStages stages() const = 0;             // meaningful once settled
   virtual int event_fd() = 0;                            // readable once settled; owned by the transfer
 };
 

@@ -17,6 +17,7 @@
 namespace kvferry {
 namespace {
 
+constexpr milliseconds kSettleMargin{5000};  // what threads may need to notice that a transfer's time is up
 constexpr milliseconds kCloseQuiesce{2000};  // for peers of this host that are copying when we close
 
 }  // namespace
@@ -180,36 +181,73 @@ Result<std::shared_ptr<PeerImpl>> EngineImpl::adopt(Channel channel, const Endpo
   return started;
 }
 
-Result<std::shared_ptr<const Plan>> EngineImpl::prepare(const std::shared_ptr<Peer>& peer,
-                                                        std::span<const Piece> pieces, Op op) {
+Result<std::shared_ptr<PeerImpl>> EngineImpl::own_peer(const std::shared_ptr<Peer>& peer) const {
   KVF_RETURN_IF_ERROR(check_open());
-  const auto target = std::dynamic_pointer_cast<PeerImpl>(peer);
+  auto target = std::dynamic_pointer_cast<PeerImpl>(peer);
   if (!target || !target->belongs_to(*core_)) return {Code::kInvalidArgument, "prepare needs a peer of this engine"};
   KVF_RETURN_IF_ERROR(target->status());
-  auto plan = PlanImpl::build(target, core_->regions, target->regions(), pieces, op, target->lanes().slice_shape());
+  return target;
+}
+
+Result<std::shared_ptr<const Plan>> EngineImpl::prepare(const std::shared_ptr<Peer>& peer,
+                                                        std::span<const Piece> pieces, Op op) {
+  KVF_ASSIGN_OR_RETURN(const auto target, own_peer(peer));
+  const std::vector<RegionInfo> remote = target->regions();
+  auto plan = PlanImpl::build({target, core_->regions, remote, target->lanes().slice_shape()}, pieces, op);
   if (!plan.ok()) return plan.status();
   return std::shared_ptr<const Plan>(std::move(plan).value());
 }
 
-Result<std::shared_ptr<Transfer>> EngineImpl::submit(const std::shared_ptr<const Plan>& plan, SubmitOptions options) {
+Result<std::shared_ptr<const Plan>> EngineImpl::prepare_blocks(const std::shared_ptr<Peer>& peer, Op op,
+                                                               const BlockPairs& blocks) {
+  KVF_ASSIGN_OR_RETURN(const auto target, own_peer(peer));
+  const std::vector<RegionInfo> remote = target->regions();
+  auto plan = PlanImpl::build_blocks({target, core_->regions, remote, target->lanes().slice_shape()}, blocks, op);
+  if (!plan.ok()) return plan.status();
+  return std::shared_ptr<const Plan>(std::move(plan).value());
+}
+
+Result<std::shared_ptr<TransferImpl>> EngineImpl::begin(const std::shared_ptr<const Plan>& plan, SubmitOptions options,
+                                                        LanePool::Help help) {
+  const Clock::time_point started = Clock::now();
   KVF_RETURN_IF_ERROR(check_open());
-  const auto list = std::dynamic_pointer_cast<const PlanImpl>(plan);
+  TransferImpl::Order order;
+  order.plan = std::dynamic_pointer_cast<const PlanImpl>(plan);
   // Its regions are named by id: with another engine's plan these would be other memory.
-  if (!list || !list->peer()->belongs_to(*core_)) return {Code::kInvalidArgument, "submit needs a plan of this engine"};
+  if (!order.plan || !order.plan->peer()->belongs_to(*core_)) {
+    return {Code::kInvalidArgument, "submit needs a plan of this engine"};
+  }
   if (options.notify.size() > kMaxMessageBytes) {
     return {Code::kInvalidArgument, "a notify message has at most " + std::to_string(kMaxMessageBytes) + " bytes"};
   }
-  std::vector<RegionTable::Pin> pins;
-  for (const RegionKey key : list->local_regions()) {
+  order.pins.reserve(order.plan->local_regions().size());
+  for (const RegionKey key : order.plan->local_regions()) {
     KVF_ASSIGN_OR_RETURN(RegionTable::Pin pin, core_->regions.pin(key));
-    pins.push_back(std::move(pin));
+    order.pins.push_back(std::move(pin));
   }
-  const Deadline deadline = deadline_in(options.timeout.value_or(core_->options.transfer_timeout));
-  const auto transfer = std::make_shared<TransferImpl>(list, std::move(pins), deadline, std::move(options.notify));
-  KVF_RETURN_IF_ERROR(list->peer()->lanes().enqueue(transfer));
+  order.started = started;
+  order.deadline = deadline_in(options.timeout.value_or(core_->options.transfer_timeout));
+  order.notify = std::move(options.notify);
+  order.priority = options.priority;
+  auto transfer = std::make_shared<TransferImpl>(std::move(order));
+  KVF_RETURN_IF_ERROR(transfer->plan().peer()->lanes().enqueue(transfer, help));
   core_->counters.add(Counters::kTransfersSubmitted);
-  core_->keeper.expect(deadline);
-  return std::shared_ptr<Transfer>(transfer);
+  if (!transfer->settled()) core_->keeper.expect(transfer->deadline());
+  return transfer;
+}
+
+Result<std::shared_ptr<Transfer>> EngineImpl::submit(const std::shared_ptr<const Plan>& plan, SubmitOptions options) {
+  KVF_ASSIGN_OR_RETURN(auto transfer, begin(plan, std::move(options), LanePool::Help::kCopy));
+  return std::shared_ptr<Transfer>(std::move(transfer));
+}
+
+Result<std::shared_ptr<Transfer>> EngineImpl::execute(const std::shared_ptr<const Plan>& plan, SubmitOptions options) {
+  KVF_ASSIGN_OR_RETURN(auto transfer, begin(plan, std::move(options), LanePool::Help::kMove));
+  // It settles by itself, at the latest soon after its deadline.
+  if (!transfer->wait(remaining(transfer->deadline()) + kSettleMargin)) {
+    return {Code::kInternal, "a transfer did not settle at its deadline"};
+  }
+  return std::shared_ptr<Transfer>(std::move(transfer));
 }
 
 Status EngineImpl::send(std::uint64_t peer_handle, std::string_view body, milliseconds timeout) {

@@ -6,6 +6,7 @@
 #include <optional>
 
 #include "engine/core.h"
+#include "engine/lane_pool.h"
 #include "engine/listener.h"
 #include "kvferry/engine.h"
 
@@ -29,7 +30,10 @@ class EngineImpl final : public Engine {
                                         milliseconds timeout) override;
   Result<std::shared_ptr<const Plan>> prepare(const std::shared_ptr<Peer>& peer, std::span<const Piece> pieces,
                                               Op op) override;
+  Result<std::shared_ptr<const Plan>> prepare_blocks(const std::shared_ptr<Peer>& peer, Op op,
+                                                     const BlockPairs& blocks) override;
   Result<std::shared_ptr<Transfer>> submit(const std::shared_ptr<const Plan>& plan, SubmitOptions options) override;
+  Result<std::shared_ptr<Transfer>> execute(const std::shared_ptr<const Plan>& plan, SubmitOptions options) override;
 
   Status send(std::uint64_t peer_handle, std::string_view body, milliseconds timeout) override;
   std::optional<Message> next_message(milliseconds timeout) override;
@@ -45,6 +49,9 @@ class EngineImpl final : public Engine {
   Status make_transports();
   Status start_threads();
   Status check_open() const;
+  Result<std::shared_ptr<PeerImpl>> own_peer(const std::shared_ptr<Peer>& peer) const;
+  Result<std::shared_ptr<TransferImpl>> begin(const std::shared_ptr<const Plan>& plan, SubmitOptions options,
+                                              LanePool::Help help);
   Result<std::shared_ptr<PeerImpl>> adopt(Channel channel, const Endpoint& endpoint, const wire::HelloAck& ack);
 
   const std::shared_ptr<EngineCore> core_;

@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "base/deadline.h"
+#include "engine/lane_pool.h"
 
 namespace kvferry {
 namespace {
@@ -21,16 +22,18 @@ Deadline try_deadline(Deadline transfer_deadline) {
 }  // namespace
 
 void Lane::run() {
-  Slice slice;
   while (pool_.wait_for_work(index_, not_before_)) {
-    if (!ensure_rail()) continue;
-    if (!pool_.take(index_, rail_.get(), &slice)) continue;
-    move(&slice);
+    if (ensure_rail() && pool_.take(index_)) move();
   }
+  drop_rail();
+}
+
+bool Lane::wants_other_rail() const {
+  return !rail_ || (rank_ > 0 && Clock::now() >= no_probe_before_ && pool_.selector_.better_than(rank_));
 }
 
 bool Lane::ensure_rail() {
-  if (rail_ && (Clock::now() < no_probe_before_ || !pool_.selector_.better_than(rank_))) return true;
+  if (!wants_other_rail()) return true;
   const Deadline deadline = deadline_in(rail_ ? kProbeTimeout : pool_.connect_timeout_);
   Result<RailSelector::Opened> opened = pool_.selector_.open(index_, rail_ ? rank_ : RailSelector::kNoRank, deadline);
   if (!opened.ok()) {
@@ -46,17 +49,17 @@ bool Lane::ensure_rail() {
   rail_ = std::move(opened->rail);
   rank_ = opened->rank;
   not_before_ = {};
-  pool_.set_rail_open(index_, true);
-  pool_.start_lanes();
+  pool_.rail_opened(index_);
   return true;
 }
 
-void Lane::move(Slice* slice) {
-  slice->results.assign(slice->batch.runs.size(), Status());
-  const Status status = rail_->execute(slice->batch, slice->results, try_deadline(slice->transfer->deadline()),
-                                       slice->transfer->stop_flag());
-  const bool stopped = slice->transfer->stop_flag().load();
-  pool_.finish(index_, slice, status);
+void Lane::move() {
+  const std::shared_ptr<TransferImpl> transfer = slice_.transfer;  // its stop flag is looked at below
+  slice_.results.assign(slice_.batch.runs.size(), Status());
+  const Status status =
+      rail_->execute(slice_.batch, slice_.results, try_deadline(transfer->deadline()), transfer->stop_flag());
+  const bool stopped = transfer->stop_flag().load();
+  pool_.finish(index_, status);
   if (status.ok()) {
     if (std::exchange(failed_before_, false)) pool_.selector_.report_success(rank_);
     return;
@@ -70,8 +73,8 @@ void Lane::move(Slice* slice) {
 
 void Lane::drop_rail() {
   if (!rail_) return;
+  pool_.rail_closed(index_);
   rail_.reset();
-  pool_.set_rail_open(index_, false);
   pool_.selector_.released(rank_);
 }
 

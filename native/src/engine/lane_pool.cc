@@ -1,16 +1,16 @@
 #include "engine/lane_pool.h"
 
 #include <algorithm>
-#include <iterator>
 #include <utility>
 
 #include "base/deadline.h"
-#include "engine/lane.h"
 
 namespace kvferry {
 namespace {
 
 constexpr std::uint32_t kMaxAttempts = 5;  // two on a transport until it is set aside, two on the next, one to spare
+// What the submitting thread copies itself if nobody else is at it: about as long as it takes to wake another thread.
+constexpr std::uint64_t kMaxCopyInSubmit = 256u << 10;
 
 std::size_t most_rails(const std::vector<Transport*>& ranked) {
   std::size_t most = 1;
@@ -26,97 +26,134 @@ LanePool::LanePool(std::vector<Transport*> ranked, PeerContext peer, const Engin
       connect_timeout_(options.connect_timeout),
       counters_(counters),
       hooks_(std::move(hooks)),
-      selector_(ranked, std::move(peer), counters),
-      running_(most_rails(ranked)),
-      rail_open_(running_.size(), false) {}
+      selector_(ranked, std::move(peer), counters) {
+  const std::size_t lanes = most_rails(ranked);
+  for (std::size_t lane = 0; lane < lanes; ++lane) posts_.push_back(std::make_unique<Post>(*this, lane));
+}
 
-Status LanePool::enqueue(const std::shared_ptr<TransferImpl>& transfer) {
-  std::lock_guard lock(mutex_);
-  if (!stopped_.ok()) return stopped_;
-  start_lanes_locked();
-  if (!running_[0].started) return {Code::kResourceExhausted, "cannot start a thread for this peer"};
-  ready_.push_back(transfer);
-  unsettled_.push_back(transfer);
-  wake_locked(transfer->plan().slices().size());
+Status LanePool::enqueue(const std::shared_ptr<TransferImpl>& transfer, Help help) {
+  std::size_t borrowed = kNoLane;
+  {
+    const std::lock_guard lock(mutex_);
+    if (!stopped_.ok()) return stopped_;
+    borrowed = lendable_locked(*transfer, help);
+    if (borrowed == kNoLane) {
+      start_lanes_locked();
+      if (!posts_[0]->started) return {Code::kResourceExhausted, "cannot start a thread for this peer"};
+    }
+    const Clock::time_point now = Clock::now();
+    transfer->enqueued_locked(now);
+    transfer->unsettled_place = unsettled_.size();
+    unsettled_.push_back(transfer);
+    queue_.push(transfer);
+    std::size_t helpers = transfer->plan().slices().size();
+    if (borrowed != kNoLane) {
+      posts_[borrowed]->idle = false;
+      posts_[borrowed]->lent = true;
+      take_locked(posts_[borrowed].get(), now);
+      --helpers;
+    }
+    wake_locked(helpers);
+  }
+  if (borrowed != kNoLane) drive(borrowed, transfer);
   return {};
 }
 
-void LanePool::start_lanes() {
-  std::lock_guard lock(mutex_);
-  start_lanes_locked();
+// An idle lane whose rail the caller may use. None if anything is queued: that comes first.
+std::size_t LanePool::lendable_locked(const TransferImpl& transfer, Help help) const {
+  if (!queue_.empty()) return kNoLane;
+  const PlanImpl& plan = transfer.plan();
+  const bool small = plan.slices().size() == 1 && plan.bytes() <= kMaxCopyInSubmit && transfer.notify().empty();
+  if (help == Help::kCopy && !small) return kNoLane;
+  for (std::size_t lane = 0; lane < posts_.size(); ++lane) {
+    const Post& post = *posts_[lane];
+    if (!post.idle || post.lane.wants_other_rail()) continue;
+    if (help == Help::kMove || post.lane.rail()->immediate()) return lane;
+  }
+  return kNoLane;
+}
+
+void LanePool::drive(std::size_t lane, const std::shared_ptr<TransferImpl>& transfer) {
+  do {
+    posts_[lane]->lane.move();
+  } while (take_more(lane, transfer.get()));
+  give_back(lane);
+}
+
+// The next slice of the same transfer, unless others wait: then the lane's own thread serves all in turn.
+bool LanePool::take_more(std::size_t lane, const TransferImpl* transfer) {
+  if (transfer->plan().slices().size() == 1) return false;
+  const std::lock_guard lock(mutex_);
+  Post& post = *posts_[lane];
+  if (!stopped_.ok() || !post.open || queue_.empty() || !queue_.holds_only(transfer)) return false;
+  take_locked(&post, Clock::now());
+  return true;
+}
+
+void LanePool::give_back(std::size_t lane) {
+  const std::lock_guard lock(mutex_);
+  Post& post = *posts_[lane];
+  post.lent = false;
+  post.idle = stopped_.ok() && queue_.empty();
+  if (!post.idle) post.wake.notify_one();
 }
 
 void LanePool::start_lanes_locked() {
-  const std::size_t wanted = std::min(selector_.lanes_wanted(), running_.size());
+  const std::size_t wanted = std::min(selector_.lanes_wanted(), posts_.size());
   for (std::size_t lane = 0; lane < wanted && stopped_.ok(); ++lane) {
-    if (running_[lane].started) continue;
-    running_[lane].started =
-        hooks_.spawn("kvf-lane-" + std::to_string(lane), [this, lane] { Lane(*this, lane).run(); }).ok();
+    Post& post = *posts_[lane];
+    if (post.started) continue;
+    post.started = hooks_.spawn("kvf-lane-" + std::to_string(lane), [&post] { post.lane.run(); }).ok();
   }
 }
 
 bool LanePool::any_rail_open_locked() const {
-  return std::find(rail_open_.begin(), rail_open_.end(), true) != rail_open_.end();
+  return std::any_of(posts_.begin(), posts_.end(), [](const auto& post) { return post->open; });
 }
 
 void LanePool::wake_locked(std::size_t most) {
-  const std::size_t wanted = std::min(selector_.lanes_wanted(), running_.size());
+  if (most == 0) return;
+  const std::size_t wanted = std::min(selector_.lanes_wanted(), posts_.size());
   for (std::size_t lane = 0; lane < wanted && most > 0; ++lane) {
-    if (!running_[lane].idle) continue;
-    running_[lane].idle = false;
-    running_[lane].wake.notify_one();
+    Post& post = *posts_[lane];
+    if (!post.idle) continue;
+    post.idle = false;
+    post.wake.notify_one();
     --most;
-  }
-}
-
-void LanePool::wake_all_locked() {
-  for (Running& running : running_) {
-    running.idle = false;
-    running.wake.notify_one();
   }
 }
 
 bool LanePool::wait_for_work(std::size_t lane, Clock::time_point not_before) {
   std::unique_lock lock(mutex_);
-  Running& self = running_[lane];
+  Post& self = *posts_[lane];
   for (;;) {
     if (!stopped_.ok()) return false;
-    if (has_work_locked() && lane < selector_.lanes_wanted()) {
+    if (!queue_.empty() && lane < selector_.lanes_wanted()) {
       if (Clock::now() >= not_before || !any_rail_open_locked()) return true;
       self.wake.wait_until(lock, not_before);  // another lane is at it; this one is not idle but out of order
       continue;
     }
     self.idle = true;
-    self.wake.wait(lock, [&] { return !self.idle; });
+    self.wake.wait(lock, [&] { return !self.idle && !self.lent; });
   }
 }
 
-SliceShape LanePool::slice_shape() const { return {slice_bytes_, std::min(selector_.lanes_wanted(), running_.size())}; }
+SliceShape LanePool::slice_shape() const { return {slice_bytes_, std::min(selector_.lanes_wanted(), posts_.size())}; }
 
-bool LanePool::take(std::size_t lane, Rail* rail, Slice* slice) {
-  std::lock_guard lock(mutex_);
-  if (!stopped_.ok() || !has_work_locked()) return false;
-  if (!retry_.empty()) {
-    *slice = std::move(retry_.front());
-    retry_.pop_front();
-  } else {
-    slice->take(std::move(ready_.front()));
-    ready_.pop_front();
-    slice->transfer->add_pending_locked();
-    if (!slice->transfer->exhausted_locked()) ready_.push_back(slice->transfer);
-  }
-  slice->transfer->add_transport_locked(rail->transport());
-  running_[lane].rail = rail;
-  running_[lane].transfer = slice->transfer.get();
+void LanePool::take_locked(Post* post, Clock::time_point now) {
+  Slice* const slice = post->lane.slice();
+  queue_.take(slice);
+  post->rail = post->lane.rail();
+  post->transfer = slice->transfer.get();
+  if (slice->attempts == 0) slice->transfer->add_pending_locked();
+  slice->transfer->taken_locked(post->rail->transport(), now);
+}
+
+bool LanePool::take(std::size_t lane) {
+  const std::lock_guard lock(mutex_);
+  if (!stopped_.ok() || queue_.empty()) return false;
+  take_locked(posts_[lane].get(), Clock::now());
   return true;
-}
-
-void LanePool::account_locked(const Slice& slice, std::string_view transport) {
-  const std::uint64_t moved = slice.moved_bytes();
-  const bool reads = slice.batch.op == Op::kRead;
-  (reads ? stats_.bytes_read : stats_.bytes_written) += moved;
-  counters_.add(reads ? Counters::kReadBytes : Counters::kWrittenBytes, moved);
-  counters_.add(transport == "shm" ? Counters::kShmBytes : Counters::kTcpBytes, moved);
 }
 
 // Returns true if a part of the slice should be tried again; then the slice holds that part.
@@ -138,34 +175,42 @@ bool LanePool::record_results_locked(Slice* slice, const Status& rail_status) {
   return retry;
 }
 
-void LanePool::finish(std::size_t lane, Slice* slice, const Status& rail_status) {
+void LanePool::finish(std::size_t lane, const Status& rail_status) {
   std::shared_ptr<TransferImpl> drained;
+  Post& post = *posts_[lane];
+  Slice& slice = *post.lane.slice();
+  const bool reads = slice.batch.op == Op::kRead;
+  const std::uint64_t bytes = slice.moved_bytes();
+  const std::string_view transport = post.lane.rail()->transport();
+  counters_.add(reads ? Counters::kReadBytes : Counters::kWrittenBytes, bytes);
+  counters_.add(transport == "shm" ? Counters::kShmBytes : Counters::kTcpBytes, bytes);
   {
-    std::lock_guard lock(mutex_);
-    account_locked(*slice, running_[lane].rail->transport());
-    running_[lane].rail = nullptr;
-    running_[lane].transfer = nullptr;
-    std::shared_ptr<TransferImpl> transfer = slice->transfer;
-    if (record_results_locked(slice, rail_status)) {
-      ++stats_.retried_slices;
+    const std::lock_guard lock(mutex_);
+    post.rail = nullptr;
+    post.transfer = nullptr;
+    traffic_.slice_moved(transport, slice.batch.op, bytes);
+    if (!rail_status.ok()) traffic_.rail_failed(transport);
+    if (record_results_locked(&slice, rail_status)) {
+      traffic_.slice_retried(transport);
       counters_.add(Counters::kRetriedSlices);
-      retry_.push_back(std::move(*slice));
-      wake_locked(running_.size());
+      queue_.push_rest(std::move(slice));
+      wake_locked(posts_.size());
     } else {
-      transfer->drop_pending_locked();
-      if (transfer->drained_locked()) {
-        forget_locked(transfer.get());
-        drained = std::move(transfer);
+      slice.transfer->drop_pending_locked();
+      if (slice.transfer->drained_locked()) {
+        drained = std::move(slice.transfer);
+        forget_locked(*drained);
       }
     }
-    slice->clear();
+    slice.clear();
   }
   if (drained) settle(drained);
 }
 
 void LanePool::settle(const std::shared_ptr<TransferImpl>& transfer) {
-  Status notified;
   // Nobody else knows the transfer any more, so its scheduling state is ours without the mutex.
+  transfer->moved(Clock::now());
+  Status notified;
   // An abort that came when the last bytes were moving fails no piece, but the message is not sent any more.
   if (!transfer->notify().empty()) {
     notified = transfer->ok_locked() ? hooks_.notify(*transfer) : transfer->abort_reason_locked();
@@ -176,94 +221,105 @@ void LanePool::settle(const std::shared_ptr<TransferImpl>& transfer) {
   if (outcome.failed_pieces > 0) counters_.add_failed_pieces(outcome.status.code(), outcome.failed_pieces);
   {
     const std::lock_guard lock(mutex_);
-    stats_.pieces += transfer->plan().pieces();
-    stats_.failed_pieces += outcome.failed_pieces;
+    traffic_.transfer_ended(*transfer, outcome);
   }
   transfer->publish();
 }
 
-void LanePool::forget_locked(const TransferImpl* transfer) {
-  auto same = [&](const std::shared_ptr<TransferImpl>& other) { return other.get() == transfer; };
-  std::erase_if(unsettled_, same);
-  std::erase_if(ready_, same);
+void LanePool::settle_all(const Settled& transfers) {
+  for (const auto& transfer : transfers) settle(transfer);
+}
+
+void LanePool::forget_locked(const TransferImpl& transfer) {
+  const std::size_t place = transfer.unsettled_place;
+  unsettled_[place] = std::move(unsettled_.back());
+  unsettled_[place]->unsettled_place = place;
+  unsettled_.pop_back();
 }
 
 // Returns true if the transfer is drained by it: the caller settles it.
 bool LanePool::drop_queued_locked(const std::shared_ptr<TransferImpl>& transfer, Status why) {
-  auto known = std::find(unsettled_.begin(), unsettled_.end(), transfer);
-  if (known == unsettled_.end()) return false;  // settled, or about to be
+  const std::size_t place = transfer->unsettled_place;
+  if (place >= unsettled_.size() || unsettled_[place] != transfer) return false;  // settled, or about to be
   transfer->abort_locked(std::move(why));
-  std::erase(ready_, transfer);
-  for (auto it = retry_.begin(); it != retry_.end();) {
-    if (it->transfer != transfer) {
-      ++it;
-      continue;
-    }
-    for (std::uint32_t run : it->rest_run) transfer->fail_run_locked(run, transfer->abort_reason_locked());
-    transfer->drop_pending_locked();
-    it = retry_.erase(it);
-  }
-  for (const Running& running : running_) {
-    if (running.transfer == transfer.get()) running.rail->interrupt();
+  queue_.remove(
+      transfer.get(), [&](std::uint32_t run) { transfer->fail_run_locked(run, transfer->abort_reason_locked()); },
+      [&] { transfer->drop_pending_locked(); });
+  for (const auto& post : posts_) {
+    if (post->transfer == transfer.get()) post->rail->interrupt();
   }
   if (!transfer->drained_locked()) return false;
-  unsettled_.erase(known);
+  forget_locked(*transfer);
   return true;
+}
+
+LanePool::Settled LanePool::drop_all_locked(const Status& why) {
+  Settled drained;
+  const Settled all = unsettled_;
+  for (const auto& transfer : all) {
+    if (drop_queued_locked(transfer, why)) drained.push_back(transfer);
+  }
+  return drained;
 }
 
 void LanePool::abort(const std::shared_ptr<TransferImpl>& transfer, Status why) {
   bool drained = false;
   {
-    std::lock_guard lock(mutex_);
+    const std::lock_guard lock(mutex_);
     drained = drop_queued_locked(transfer, std::move(why));
   }
   if (drained) settle(transfer);
 }
 
 void LanePool::stop(const Status& why) {
-  std::vector<std::shared_ptr<TransferImpl>> drained;
+  Settled drained;
   {
-    std::lock_guard lock(mutex_);
+    const std::lock_guard lock(mutex_);
     if (stopped_.ok()) stopped_ = why;
-    const std::vector<std::shared_ptr<TransferImpl>> all = unsettled_;
-    for (const auto& transfer : all) {
-      if (drop_queued_locked(transfer, why)) drained.push_back(transfer);
+    drained = drop_all_locked(why);
+    for (const auto& post : posts_) {
+      post->idle = false;
+      post->wake.notify_one();
     }
-    wake_all_locked();
   }
-  for (const auto& transfer : drained) settle(transfer);
+  settle_all(drained);
 }
 
 void LanePool::fail_queued(std::size_t lane, const Status& no_rail) {
-  std::vector<std::shared_ptr<TransferImpl>> drained;
+  Settled drained;
   const Status lost = hooks_.liveness();
   const Status& why = lost.ok() ? no_rail : lost;
   {
-    std::lock_guard lock(mutex_);
-    for (std::size_t other = 0; other < rail_open_.size(); ++other) {
-      if (other == lane || !rail_open_[other]) continue;
-      wake_locked(running_.size());  // that lane will move them, though it may not have been wanted until now
+    const std::lock_guard lock(mutex_);
+    for (std::size_t other = 0; other < posts_.size(); ++other) {
+      if (other == lane || !posts_[other]->open) continue;
+      wake_locked(posts_.size());  // that lane will move them, though it may not have been wanted until now
       return;
     }
-    const std::vector<std::shared_ptr<TransferImpl>> all = unsettled_;
-    for (const auto& transfer : all) {
-      if (drop_queued_locked(transfer, why)) drained.push_back(transfer);
-    }
+    drained = drop_all_locked(why);
   }
-  for (const auto& transfer : drained) settle(transfer);
+  settle_all(drained);
 }
 
-void LanePool::set_rail_open(std::size_t lane, bool open) {
-  std::lock_guard lock(mutex_);
-  rail_open_[lane] = open;
+void LanePool::rail_opened(std::size_t lane) {
+  const std::lock_guard lock(mutex_);
+  posts_[lane]->open = true;
+  traffic_.rail_opened(posts_[lane]->lane.rail()->transport());
+  start_lanes_locked();
+}
+
+void LanePool::rail_closed(std::size_t lane) {
+  const std::lock_guard lock(mutex_);
+  posts_[lane]->open = false;
+  traffic_.rail_closed(posts_[lane]->lane.rail()->transport());
 }
 
 Deadline LanePool::expire(Clock::time_point now) {
-  std::vector<std::shared_ptr<TransferImpl>> drained;
+  Settled drained;
   Deadline nearest = Deadline::max();
   {
-    std::lock_guard lock(mutex_);
-    const std::vector<std::shared_ptr<TransferImpl>> all = unsettled_;
+    const std::lock_guard lock(mutex_);
+    const Settled all = unsettled_;
     for (const auto& transfer : all) {
       if (transfer->deadline() > now) {
         nearest = sooner(nearest, transfer->deadline());
@@ -273,14 +329,17 @@ Deadline LanePool::expire(Clock::time_point now) {
       if (drop_queued_locked(transfer, late)) drained.push_back(transfer);
     }
   }
-  for (const auto& transfer : drained) settle(transfer);
+  settle_all(drained);
   return nearest;
 }
 
 PeerStats LanePool::stats() const {
-  std::lock_guard lock(mutex_);
-  PeerStats out = stats_;
+  const std::lock_guard lock(mutex_);
+  PeerStats out = traffic_.snapshot();
   out.transport = selector_.active();
+  out.rail_switches = selector_.switches();
+  out.unsettled_transfers = unsettled_.size();
+  out.queued_slices = queue_.queued_slices();
   return out;
 }
 

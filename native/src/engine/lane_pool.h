@@ -1,11 +1,10 @@
-// The transfers of one peer and the lanes (threads, one rail each) that move them. Thread-safe.
+// The transfers of one peer and the lanes (one rail each, with a thread) that move them. Thread-safe.
 //
-// Lanes take slices from the transfers in turn, so a small transfer waits for at most one slice per lane, not for the
-// big transfers before it. A slice whose rail broke is handed back and taken by the next free lane.
+// A lane whose rail broke hands the rest of its slice back, for the next free lane. While nothing is queued, the thread
+// that submits a transfer may borrow an idle lane and move the data itself, so that no other thread need wake up.
 #pragma once
 
 #include <condition_variable>
-#include <deque>
 #include <functional>
 #include <memory>
 #include <mutex>
@@ -13,8 +12,11 @@
 #include <vector>
 
 #include "base/counters.h"
+#include "engine/lane.h"
+#include "engine/peer_traffic.h"
 #include "engine/rail_selector.h"
 #include "engine/slice.h"
+#include "engine/transfer_queue.h"
 
 namespace kvferry {
 
@@ -23,7 +25,7 @@ class LanePool {
   struct Hooks {
     // Starts a thread that keeps this pool alive. The pool's mutex is held during the call.
     std::function<Status(std::string name, std::function<void()> body)> spawn;
-    // Sends the transfer's notify message; called by a lane, without locks, before the transfer settles.
+    // Sends the transfer's notify message; called without locks, before the transfer settles.
     std::function<Status(const TransferImpl&)> notify;
     // Called by a lane that found no way to the peer: why the peer is lost, or OK if it seems alive. May wait a little.
     std::function<Status()> liveness;
@@ -31,7 +33,11 @@ class LanePool {
   LanePool(std::vector<Transport*> ranked, PeerContext peer, const EngineOptions& options, Counters& counters,
            Hooks hooks);
 
-  Status enqueue(const std::shared_ptr<TransferImpl>& transfer);  // never blocks
+  enum class Help : std::uint8_t {
+    kCopy,  // the caller may copy a small transfer itself, but waits for nobody
+    kMove,  // the caller moves what it can, and waits for the peer as a lane does
+  };
+  Status enqueue(const std::shared_ptr<TransferImpl>& transfer, Help help);
   void abort(const std::shared_ptr<TransferImpl>& transfer, Status why);
   void stop(const Status& why);  // aborts all, ends the lanes; enqueue() fails with `why` from now on
   // Aborts transfers whose deadline is past; returns the nearest deadline of the others, or Deadline::max().
@@ -43,32 +49,44 @@ class LanePool {
 
  private:
   friend class Lane;
-  struct Running {  // what a lane is doing
+  struct Post {  // a lane and who uses it
+    Post(LanePool& pool, std::size_t index) : lane(pool, index) {}
+    Lane lane;
     bool started = false;
-    bool idle = false;  // waits for `wake`
+    bool idle = false;  // its thread waits for `wake` and nobody uses it
+    bool lent = false;  // its thread waits for `wake`, another one uses it
+    bool open = false;  // has a rail
     std::condition_variable wake;
     Rail* rail = nullptr;  // not null only while execute() may be running
     const TransferImpl* transfer = nullptr;
   };
+  static constexpr std::size_t kNoLane = ~std::size_t{0};
+  using Settled = std::vector<std::shared_ptr<TransferImpl>>;  // drained, to be settled without the mutex
 
   // For lanes. All take the mutex.
   bool wait_for_work(std::size_t lane, Clock::time_point not_before);  // false: stop
-  bool take(std::size_t lane, Rail* rail, Slice* slice);
-  void finish(std::size_t lane, Slice* slice, const Status& rail_status);
-  void fail_queued(std::size_t lane, const Status& no_rail);  // unless another lane has a rail
-  void set_rail_open(std::size_t lane, bool open);
-  void start_lanes();
+  bool take(std::size_t lane);                                         // into the lane's slice
+  void finish(std::size_t lane, const Status& rail_status);            // of the lane's slice
+  void fail_queued(std::size_t lane, const Status& no_rail);           // unless another lane has a rail
+  void rail_opened(std::size_t lane);
+  void rail_closed(std::size_t lane);
 
-  bool has_work_locked() const { return !ready_.empty() || !retry_.empty(); }
+  // Lending.
+  std::size_t lendable_locked(const TransferImpl& transfer, Help help) const;
+  void drive(std::size_t lane, const std::shared_ptr<TransferImpl>& transfer);
+  bool take_more(std::size_t lane, const TransferImpl* transfer);
+  void give_back(std::size_t lane);
+
+  void take_locked(Post* post, Clock::time_point now);
   bool any_rail_open_locked() const;
   void start_lanes_locked();
   void wake_locked(std::size_t most);  // idle lanes that the present transport can use
-  void wake_all_locked();
-  void account_locked(const Slice& slice, std::string_view transport);
+  void forget_locked(const TransferImpl& transfer);
   bool record_results_locked(Slice* slice, const Status& rail_status);
-  void forget_locked(const TransferImpl* transfer);
   bool drop_queued_locked(const std::shared_ptr<TransferImpl>& transfer, Status why);
+  Settled drop_all_locked(const Status& why);
   void settle(const std::shared_ptr<TransferImpl>& transfer);
+  void settle_all(const Settled& transfers);
 
   const std::uint64_t slice_bytes_;
   const milliseconds connect_timeout_;
@@ -76,14 +94,12 @@ class LanePool {
   const Hooks hooks_;
   RailSelector selector_;
 
-  mutable std::mutex mutex_;                         // guards what follows
-  std::deque<std::shared_ptr<TransferImpl>> ready_;  // have something uncut; taken in turn
-  std::deque<Slice> retry_;
+  mutable std::mutex mutex_;  // guards what follows
+  TransferQueue queue_;       // what no rail has taken yet
   std::vector<std::shared_ptr<TransferImpl>> unsettled_;
-  std::vector<Running> running_;  // by lane
-  std::vector<bool> rail_open_;   // by lane
-  Status stopped_;                // not OK: stop() was called
-  PeerStats stats_;
+  std::vector<std::unique_ptr<Post>> posts_;  // by lane
+  Status stopped_;                            // not OK: stop() was called
+  PeerTraffic traffic_;
 };
 
 }  // namespace kvferry

@@ -33,11 +33,15 @@ struct SliceShape {
 
 class PlanImpl final : public Plan {
  public:
-  // `remote` is the peer's region list, sorted by id. kNotFound, kPermissionDenied, kOutOfRange or kInvalidArgument,
-  // each naming the piece.
-  static Result<std::shared_ptr<const PlanImpl>> build(std::shared_ptr<PeerImpl> peer, const RegionTable& local,
-                                                       const std::vector<RegionInfo>& remote,
-                                                       std::span<const Piece> pieces, Op op, const SliceShape& shape);
+  struct Target {
+    std::shared_ptr<PeerImpl> peer;
+    const RegionTable& local;
+    const std::vector<RegionInfo>& remote;  // the peer's, sorted by id
+    SliceShape shape;
+  };
+  // kNotFound, kPermissionDenied, kOutOfRange or kInvalidArgument, each naming the piece.
+  static Result<std::shared_ptr<const PlanImpl>> build(const Target& target, std::span<const Piece> pieces, Op op);
+  static Result<std::shared_ptr<const PlanImpl>> build_blocks(const Target& target, const BlockPairs& blocks, Op op);
 
   Op op() const override { return op_; }
   std::uint64_t bytes() const override { return bytes_; }
@@ -64,6 +68,7 @@ class PlanImpl final : public Plan {
  private:
   friend class PlanBuilder;
   PlanImpl() = default;
+  static Status check_piece_count(std::uint64_t pieces);
 
   std::shared_ptr<PeerImpl> peer_;
   Op op_ = Op::kRead;

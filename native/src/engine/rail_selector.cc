@@ -107,7 +107,10 @@ Result<RailSelector::Opened> RailSelector::try_open(std::size_t rank, Deadline d
 // Returns the note to log if the transport in use changed, else "".
 std::string RailSelector::activate_locked(std::size_t rank) {
   if (rank == active_) return {};
-  if (active_ != kNoRank) counters_.add(Counters::kRailSwitches);
+  if (active_ != kNoRank) {
+    counters_.add(Counters::kRailSwitches);
+    ++switches_;
+  }
   active_ = rank;
   return rank == 0 ? "first choice" : reasons_locked(rank).message();
 }
@@ -144,6 +147,11 @@ Status RailSelector::reasons_locked(std::size_t below) const {
     code = ranks_[i].reason.code();
   }
   return {code, text.empty() ? "no transport has a rail for this lane" : text};
+}
+
+std::uint64_t RailSelector::switches() const {
+  std::lock_guard lock(mutex_);
+  return switches_;
 }
 
 std::string RailSelector::active() const {

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -34,8 +35,9 @@ class RailSelector {
   void report_failure(std::size_t rank, const Status& why);  // a rail broke in use
   void report_success(std::size_t rank);
 
-  std::string active() const;  // name of the transport in use, "" before the first
-  std::string note() const;    // why this one
+  std::uint64_t switches() const;  // how often the transport in use changed
+  std::string active() const;      // name of the transport in use, "" before the first
+  std::string note() const;        // why this one
 
  private:
   struct Rank {
@@ -58,6 +60,7 @@ class RailSelector {
   mutable std::mutex mutex_;
   std::vector<Rank> ranks_;       // guarded by mutex_
   std::size_t active_ = kNoRank;  // guarded by mutex_
+  std::uint64_t switches_ = 0;    // guarded by mutex_
 };
 
 }  // namespace kvferry

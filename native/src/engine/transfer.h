@@ -19,8 +19,15 @@ namespace kvferry {
 
 class TransferImpl final : public Transfer, public std::enable_shared_from_this<TransferImpl> {
  public:
-  TransferImpl(std::shared_ptr<const PlanImpl> plan, std::vector<RegionTable::Pin> pins, Deadline deadline,
-               std::string notify);
+  struct Order {  // what submit() was asked for
+    std::shared_ptr<const PlanImpl> plan;
+    std::vector<RegionTable::Pin> pins;  // of the plan's local regions; released before the transfer counts as settled
+    Clock::time_point started;
+    Deadline deadline;
+    std::string notify;
+    Priority priority = Priority::kNormal;
+  };
+  explicit TransferImpl(Order order) : order_(std::move(order)) {}
 
   bool settled() const override { return settled_.load(std::memory_order_acquire); }
   bool wait(milliseconds timeout) override;
@@ -29,25 +36,32 @@ class TransferImpl final : public Transfer, public std::enable_shared_from_this<
   std::vector<Status> piece_status() const override;
   std::string transport() const override;
   double seconds() const override;
+  TransferStages stages() const override;
   int event_fd() override;
 
-  const PlanImpl& plan() const { return *plan_; }
-  Deadline deadline() const { return deadline_; }
-  const std::string& notify() const { return notify_; }
+  const PlanImpl& plan() const { return *order_.plan; }
+  Deadline deadline() const { return order_.deadline; }
+  const std::string& notify() const { return order_.notify; }
+  Priority priority() const { return order_.priority; }
   const std::atomic<bool>& stop_flag() const { return stop_; }
 
+  std::size_t unsettled_place = 0;  // for the pool: where it stands in the list of those that are not settled
+
   // Scheduling state: the "Locked" methods are called with the mutex of the peer's LanePool held.
-  bool exhausted_locked() const { return next_slice_ == plan_->slices().size() || stop_.load(); }
-  const PlanSlice& take_slice_locked() { return plan_->slices()[next_slice_++]; }
-  void abort_locked(Status why);  // the first reason stays
+  bool exhausted_locked() const { return next_slice_ == plan().slices().size() || stop_.load(); }
+  std::size_t untaken_slices_locked() const { return plan().slices().size() - next_slice_; }
+  const PlanSlice& next_slice_locked() const { return plan().slices()[next_slice_]; }
+  const PlanSlice& take_slice_locked() { return plan().slices()[next_slice_++]; }
+  void enqueued_locked(Clock::time_point now) { queued_ = now; }
+  void add_pending_locked() { ++pending_slices_; }
+  void drop_pending_locked() { --pending_slices_; }
+  void taken_locked(std::string_view transport, Clock::time_point now);  // one of its slices, by a rail
+  void abort_locked(Status why);                                         // the first reason stays
   const Status& abort_reason_locked() const { return abort_reason_; }
   void fail_run_locked(std::uint32_t run, const Status& why) { failures_.emplace_back(run, why); }
   // Bytes of a run may still land after the transfer: whatever else its status says, it says that.
   void warn_locked(std::string warning) { warning_ = std::move(warning); }
-  void add_transport_locked(std::string_view name);
   bool drained_locked() const { return exhausted_locked() && pending_slices_ == 0; }
-  void add_pending_locked() { ++pending_slices_; }
-  void drop_pending_locked() { --pending_slices_; }
   bool ok_locked() const { return failures_.empty() && abort_reason_.ok(); }
 
   // After drained, by exactly one thread: conclude(), accounting, publish(). `notify_status` fails the transfer
@@ -55,7 +69,10 @@ class TransferImpl final : public Transfer, public std::enable_shared_from_this<
   struct Outcome {
     Status status;
     std::size_t failed_pieces = 0;
+    std::string_view transport;  // the last one; "" if no rail ever had it
+    double seconds = 0;
   };
+  void moved(Clock::time_point now) { moved_ = now; }
   Outcome conclude(const Status& notify_status);
   void publish();  // settled from here on
 
@@ -63,11 +80,7 @@ class TransferImpl final : public Transfer, public std::enable_shared_from_this<
   Status summary(std::size_t failed_pieces) const;
   std::vector<Status> collect_piece_status() const;
 
-  const std::shared_ptr<const PlanImpl> plan_;
-  std::vector<RegionTable::Pin> pins_;  // released before the transfer counts as settled
-  const Deadline deadline_;
-  const std::string notify_;
-  const Clock::time_point started_ = Clock::now();
+  Order order_;
 
   std::atomic<bool> stop_{false};
   std::size_t next_slice_ = 0;        // of the plan's; guarded by the pool's mutex, as are those below
@@ -75,15 +88,18 @@ class TransferImpl final : public Transfer, public std::enable_shared_from_this<
   Status abort_reason_;
   std::vector<std::pair<std::uint32_t, Status>> failures_;  // (run, why)
   std::string warning_;
-  std::vector<std::string_view> transports_;
+  std::string_view last_transport_;
+  std::string transports_;  // all so far
+  Clock::time_point queued_{}, taken_{}, moved_{};
 
   std::atomic<bool> settled_{false};
   mutable std::mutex mutex_;  // guards what follows; taken after the pool's mutex if both are
   std::condition_variable done_;
   UniqueFd event_fd_;
-  Status status_;  // written once, before settled_, as are the next two
-  std::string transport_text_;
-  Clock::time_point ended_;
+  Status status_;  // written once, before settled_, as is the next
+  Clock::time_point ended_{};
+  bool sleepers_ = false;      // somebody waits for done_
+  Clock::duration waking_{0};  // of the first of them; 0 until it woke
 };
 
 }  // namespace kvferry
