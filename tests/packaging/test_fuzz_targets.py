@@ -15,7 +15,7 @@ TARGETS = sorted(path.stem for path in FUZZ.glob("*_fuzz.cc"))
 
 
 def decoders() -> set[str]:
-    """`Type::decode` and `Type::parse` of all headers; a base class's stands for those that derive from it."""
+    """`Type::decode` and `Type::parse` of all headers; a base class's for each that derives from it."""
     found = set()
     for header in [*(NATIVE / "src").rglob("*.h"), *(NATIVE / "include").rglob("*.h")]:
         text = header.read_text(encoding="utf-8")
