@@ -132,6 +132,7 @@ std::string Node::answer(std::istream& words) {
   if (command == "finish") return finish(words);
   if (command == "hammer") return hammer(words);
   if (command == "cycle") return cycle(words);
+  if (command == "refresh") return peer_ ? error_of(peer_->refresh(milliseconds(5000))) : "error not connected";
   if (command == "leave") return leave();
   if (command == "idle") return idle();
   if (command == "state") return state();

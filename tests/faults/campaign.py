@@ -86,6 +86,8 @@ class Round:
         """
         if not self.connected or self.rng.random() < 0.5:
             self.connect()
+        else:
+            self.survivor.must("refresh")  # its regions may have been replaced
         self.all_right("read", WHOLE)
         self.all_right("write", WRITTEN)
         self.all_right("back", WRITTEN)
