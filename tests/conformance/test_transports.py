@@ -26,6 +26,14 @@ class TestTcpWithChecksums(TransportConformance):
     beyond_4_gib = False
 
 
+class TestTcpWithASecret(TransportConformance):
+    """Every frame carries a tag."""
+
+    transport = "tcp"
+    options = {"cluster_secret": "sixteen bytes and more"}
+    beyond_4_gib = False
+
+
 class TestShmWithForeignMemory(TransportConformance):
     transport = "shm"
 
