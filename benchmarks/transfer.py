@@ -28,9 +28,11 @@ from benchmarks.transfer_bench.measure import Measured, Method, measure  # noqa:
 from benchmarks.transfer_bench.peers import peer_sides  # noqa: E402
 from benchmarks.transfer_bench.rows import Row, table, write_json, write_page  # noqa: E402
 from benchmarks.transfer_bench.sides import Side, Target, local_sides  # noqa: E402
+from benchmarks.transfer_bench.stages import BENCH as STAGES  # noqa: E402
+from benchmarks.transfer_bench.stages import stage_rows  # noqa: E402
 
 WORKING_SET_MIB = (512, 256)
-ROUNDS, QUICK_ROUNDS = 7, 3
+ROUNDS, QUICK_ROUNDS = 9, 3
 PROCESSES = 16  # of about one working set each, when all peers are there
 
 
@@ -51,7 +53,9 @@ class Run:
             sides, ours = local_sides(target, stack)
             if not self._options.only:
                 self.rows += extra_rows(ours, target, MANY_BLOCKS // (10 if self._options.quick else 1))
-                print(table(self.rows), flush=True)
+                stages = list(stage_rows(ours, target))
+                print(f"{table(self.rows)}\n\n{report.pivot(stages)}\n", flush=True)
+                self.rows += stages
             if self._options.peers:
                 sides += self._peers(stack)
             else:
@@ -123,7 +127,8 @@ def main() -> int:
     if options.json:
         write_json(options.json, run.rows, {"machine": where, "notes": about[1:]})
     if options.docs:
-        extras = [row for row in run.rows if row.bench.partition(" ")[0] not in ("shm", "tcp")]
+        stages = [row for row in run.rows if row.bench == STAGES]
+        extras = [row for row in run.rows if row.bench.partition(" ")[0] not in ("shm", "tcp", STAGES)]
         write_page(
             options.docs,
             {
@@ -131,6 +136,7 @@ def main() -> int:
                 "transfer targets": summary,
                 "transfer missed": report.missed(run.rows),
                 "transfer extras": table(extras),
+                "transfer stages": report.pivot(stages),
                 "transfer tables": report.tables(run.figures),
             },
         )

@@ -81,33 +81,43 @@ def _bytes_sent() -> int:
     return total
 
 
-def description_bytes(ours: Ours, target: Target) -> Row:
-    """What a reader sends per block: all it sends is the description of what it wants."""
-    case, times = Case(4 * KIB, 1024), 16
-    calls = ours.calls("foreign", case, block_sets(case, target.length))
-    calls["read"](0)
+def _sent_by(ours: Ours, target: Target, case: Case, *, again: bool) -> float:
+    """Bytes that a reader sends for an operation of a plan that is new to the target, or known to it."""
+    plans = [ours.plan("foreign", case, blocks, "read") for blocks in block_sets(case, target.length)]
+    for plan in plans if again else ():
+        ours.engine.execute(plan).raise_if_failed()
     before = _bytes_sent()
-    for number in range(times):
-        calls["read"](number % 4)
-    sent = (_bytes_sent() - before) / (times * case.count)
-    return Row("description on the wire", f"tcp read {case.name}", sent, "bytes per block", target="<= 24")
+    for plan in plans:
+        ours.engine.execute(plan).raise_if_failed()
+    return (_bytes_sent() - before) / len(plans)
 
 
-def _small_latencies_us(ours: Ours, small: Any, big: Any | None) -> list[float]:
+def description_bytes(ours: Ours, target: Target) -> Iterator[Row]:
+    """What one more block costs a reader to send; all that it sends says what it wants."""
+    few, many = Case(4 * KIB, 128), Case(4 * KIB, 1024)
+    ours.calls("foreign", few, block_sets(few, target.length))["read"](0)  # connections are made now
+    for name, again, limit in (("first time", False, "<= 24"), ("again", True, "")):
+        sent = [_sent_by(ours, target, case, again=again) for case in (few, many)]
+        each = (sent[1] - sent[0]) / (many.count - few.count)
+        case = f"tcp read {many.name}, {name}"
+        yield Row("description on the wire", case, each, "bytes per block", target=limit)
+        yield Row("description on the wire", case, sent[1], "bytes per operation")
+
+
+def _small_latencies_us(ours: Ours, small: Any, big: Any | None, priority: Any = "normal") -> list[float]:
     took_us, under_way = [], None
     for _ in range(SMALL_TRANSFERS):
         if big is not None and (under_way is None or under_way.settled):
             under_way = ours.engine.submit(big)
             time.sleep(0.002)  # it has begun
         started = time.perf_counter()
-        transfer = ours.engine.submit(small)
-        transfer.wait()
+        transfer = ours.engine.execute(small, priority=priority)
         took_us.append((time.perf_counter() - started) * 1e6)
         transfer.raise_if_failed()
     if under_way is not None:
         under_way.wait()
         under_way.raise_if_failed()
-    return took_us
+    return sorted(took_us)
 
 
 def fairness(name: str, ours: Ours, target: Target) -> Iterator[Row]:
@@ -118,13 +128,14 @@ def fairness(name: str, ours: Ours, target: Target) -> Iterator[Row]:
     piece = np.array([[region.id, remote, 0, 0, BLOCK]], dtype=np.uint64)
     whole = np.array([[ours.local, remote, 0, 0, target.length]], dtype=np.uint64)
     small, big = (ours.engine.prepare(ours.peer, rows, "read") for rows in (piece, whole))
-    alone = sorted(_small_latencies_us(ours, small, None))
-    beside = sorted(_small_latencies_us(ours, small, big))
+    alone = _small_latencies_us(ours, small, None)
+    for priority in ("normal", "high"):
+        beside = _small_latencies_us(ours, small, big, priority)
+        case = f"{SMALL_TRANSFERS} x 64 KiB of {priority} priority beside {target.length // MIB} MiB, {name}"
+        for percent in (50, 99):
+            place = min(SMALL_TRANSFERS - 1, SMALL_TRANSFERS * percent // 100)
+            yield Row("fairness", case, beside[place], f"us p{percent}", "alone", alone[place])
     region.unregister()
-    case = f"{SMALL_TRANSFERS} x 64 KiB beside {target.length // MIB} MiB, {name}"
-    for percent in (50, 99):
-        place = min(SMALL_TRANSFERS - 1, SMALL_TRANSFERS * percent // 100)
-        yield Row("fairness", case, beside[place], f"us p{percent}", "alone", alone[place])
 
 
 def extra_rows(ours: dict[str, Ours], target: Target, blocks: int) -> Iterator[Row]:
@@ -133,7 +144,7 @@ def extra_rows(ours: dict[str, Ours], target: Target, blocks: int) -> Iterator[R
     for name, one in ours.items():
         yield from submitting(name, one, target, blocks)
     if target.length >= 4 * MIB:
-        yield description_bytes(ours["tcp"], target)
+        yield from description_bytes(ours["tcp"], target)
     for name, one in ours.items():
         yield from fairness(name, one, target)
 

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from benchmarks.transfer_bench.compare import CPU, P50, SPEED, Measure
-from benchmarks.transfer_bench.measure import Measured
+from benchmarks.transfer_bench.measure import Figures, Measured
 from benchmarks.transfer_bench.rows import Row
 
 
@@ -66,13 +66,31 @@ def missed(rows: Sequence[Row]) -> str:
     return "\n".join(lines) or "None."
 
 
+def _cell(figures: Figures, measure: Measure) -> str:
+    best = f" ({_digits(figures.best_speed)})" if measure is SPEED else ""
+    return _digits(measure.of(figures)) + best
+
+
 def _matrix(figures: Mapping[str, Measured], op: str, measure: Measure) -> str:
     cases = list(figures)
     sides = list(dict.fromkeys(side for one in figures.values() for side, at in one if at == op))
-    lines = [f"| {op}, {measure.unit} | {' | '.join(cases)} |", "|---|" + "--:|" * len(cases)]
+    best = " (best)" if measure is SPEED else ""
+    lines = [f"| {op}, {measure.unit}{best} | {' | '.join(cases)} |", "|---|" + "--:|" * len(cases)]
     for side in sides:
-        cells = [_digits(measure.of(one[side, op])) if (side, op) in one else "" for one in figures.values()]
+        cells = [_cell(one[side, op], measure) if (side, op) in one else "" for one in figures.values()]
         lines.append(f"| {side} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def pivot(rows: Sequence[Row]) -> str:
+    """Rows of one bench: a line for each case, a column for each unit."""
+    units = list(dict.fromkeys(row.unit for row in rows))
+    found = {(row.case, row.unit): _digits(row.ours) for row in rows}
+    lines = ["| " + " | ".join(["case", *units]) + " |", "|---|" + "--:|" * len(units)]
+    cases = dict.fromkeys(row.case for row in rows)
+    lines += [
+        "| " + " | ".join([one, *(found.get((one, unit), "") for unit in units)]) + " |" for one in cases
+    ]
     return "\n".join(lines)
 
 

@@ -122,12 +122,10 @@ class Ours:
         return {op: self._call([self.plan(region, case, blocks, op) for blocks in sets]) for op in OPS}
 
     def _call(self, plans: list[Any]) -> Callable[[int], None]:
-        submit = self.engine.submit
+        execute = self.engine.execute
 
         def call(number: int) -> None:
-            transfer = submit(plans[number])
-            transfer.wait()
-            transfer.raise_if_failed()
+            execute(plans[number]).raise_if_failed()
 
         return call
 

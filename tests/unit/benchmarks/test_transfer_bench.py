@@ -177,7 +177,7 @@ def test_a_page_is_changed_between_its_marks_only(tmp_path: Path) -> None:
 
 def test_the_pages_marks_are_those_that_the_benchmark_fills() -> None:
     text = (ROOT / "docs/benchmarks.md").read_text(encoding="utf-8")
-    for name in ("about", "targets", "missed", "extras", "tables"):
+    for name in ("about", "targets", "missed", "extras", "stages", "tables"):
         assert text.count(f"<!-- transfer {name}: begin -->") == 1
         assert text.count(f"<!-- transfer {name}: end -->") == 1
 
@@ -196,6 +196,6 @@ def test_the_whole_benchmark_runs_and_reports_libraries_that_are_not_there(tmp_p
     benches = {row["bench"] for row in told["rows"]}
     paths = {f"{side} {op}" for side in ("shm arena", "shm foreign", "tcp") for op in ("read", "write")}
     assert paths <= benches
-    assert {"idle", "submit a prepared plan", "description on the wire", "fairness"} <= benches
+    assert {"idle", "submit a prepared plan", "description on the wire", "fairness", "stages"} <= benches
     assert not [note for note in told["notes"] if " failed on " in note]
     assert any(note.startswith("NIXL: not measured") for note in told["notes"])
