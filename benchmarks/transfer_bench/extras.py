@@ -94,7 +94,7 @@ def _sent_by(ours: Ours, target: Target, case: Case, *, again: bool) -> float:
 
 def description_bytes(ours: Ours, target: Target) -> Iterator[Row]:
     """What one more block costs a reader to send; all that it sends says what it wants."""
-    few, many = Case(4 * KIB, 128), Case(4 * KIB, 1024)
+    few, many = Case(4 * KIB, 896), Case(4 * KIB, 1024)  # in as many requests
     ours.calls("foreign", few, block_sets(few, target.length))["read"](0)  # connections are made now
     for name, again, limit in (("first time", False, "<= 24"), ("again", True, "")):
         sent = [_sent_by(ours, target, case, again=again) for case in (few, many)]
