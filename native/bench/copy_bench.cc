@@ -221,9 +221,8 @@ class Bench {
       plans->push_back(*plan);
     }
     const auto move = [this, plans](std::size_t operation, const Blocks&) {
-      auto transfer = engine_->submit((*plans)[operation], {});
-      check(transfer.status(), "submit");
-      (*transfer)->wait(milliseconds(60000));
+      auto transfer = engine_->execute((*plans)[operation], {});
+      check(transfer.status(), "execute");
       check((*transfer)->status(), "transfer");
     };
     return {"engine", false, move, {}, {}};

@@ -78,6 +78,21 @@ TEST_F(PlanTest, SharedWorkIsCutSmallerTowardsTheEnd) {
   EXPECT_EQ(bytes_in(**plan), kBytes);
 }
 
+TEST_F(PlanTest, NoSliceIsTooSmallForARailOfItsOwn) {
+  constexpr std::uint64_t kLeast = 2u << 20;
+  const std::vector<Piece> pieces{{near_.key.id, 7, 0, 0, kBytes}};
+  const auto plan = PlanImpl::build(target({4u << 20, 4, kLeast}), pieces, Op::kRead);
+  ASSERT_TRUE(plan.ok());
+  EXPECT_EQ(bytes_in(**plan), kBytes);
+  const auto& slices = (*plan)->slices();
+  for (std::size_t i = 0; i + 1 < slices.size(); ++i) EXPECT_GE(slices[i].bytes, kLeast);  // the last is what is left
+  EXPECT_GT(slices.size(), 4u);
+  const std::vector<Piece> small{{near_.key.id, 7, 0, 0, kLeast}};
+  const auto alone = PlanImpl::build(target({4u << 20, 4, kLeast}), small, Op::kRead);
+  ASSERT_TRUE(alone.ok());
+  EXPECT_EQ((*alone)->slices().size(), 1u);
+}
+
 TEST_F(PlanTest, PiecesThatFitASliceStayWhole) {
   std::vector<Piece> pieces;
   const std::uint64_t length = 100'000;

@@ -23,6 +23,7 @@ std::size_t most_rails(const std::vector<Transport*>& ranked) {
 LanePool::LanePool(std::vector<Transport*> ranked, PeerContext peer, const EngineOptions& options, Counters& counters,
                    Hooks hooks)
     : slice_bytes_(options.slice_bytes),
+      min_slice_bytes_(ranked.front()->min_slice_bytes()),
       connect_timeout_(options.connect_timeout),
       counters_(counters),
       hooks_(std::move(hooks)),
@@ -138,7 +139,9 @@ bool LanePool::wait_for_work(std::size_t lane, Clock::time_point not_before) {
   }
 }
 
-SliceShape LanePool::slice_shape() const { return {slice_bytes_, std::min(selector_.lanes_wanted(), posts_.size())}; }
+SliceShape LanePool::slice_shape() const {
+  return {slice_bytes_, std::min(selector_.lanes_wanted(), posts_.size()), min_slice_bytes_};
+}
 
 void LanePool::take_locked(Post* post, Clock::time_point now) {
   Slice* const slice = post->lane.slice();

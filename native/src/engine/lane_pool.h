@@ -89,6 +89,7 @@ class LanePool {
   void settle_all(const Settled& transfers);
 
   const std::uint64_t slice_bytes_;
+  const std::uint64_t min_slice_bytes_;
   const milliseconds connect_timeout_;
   Counters& counters_;
   const Hooks hooks_;

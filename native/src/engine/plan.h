@@ -28,7 +28,8 @@ struct PlanSlice {              // what one rail moves in one go
 
 struct SliceShape {
   std::uint64_t slice_bytes = 4u << 20;  // no slice is larger
-  std::size_t lanes = 1;  // that may share the work: the last slices get smaller, so that all end together
+  std::size_t lanes = 1;  // that may share the work: the last slices get smaller, so that all end together,
+  std::uint64_t min_bytes = 256u << 10;  // but not smaller than this
 };
 
 class PlanImpl final : public Plan {

@@ -8,7 +8,7 @@ namespace kvferry {
 namespace {
 
 constexpr std::uint32_t kMaxRunsPerSlice = 1024;
-constexpr std::uint64_t kMinSliceBytes = 256u << 10;
+constexpr std::uint64_t kLeastSliceBytes = 256u << 10;  // whatever the options say
 constexpr std::uint64_t kCutAlignment = 4096;  // long pieces are cut at multiples of it, as direct file I/O likes it
 
 std::uint64_t reserve_lists(std::size_t count) {
@@ -20,7 +20,8 @@ std::uint64_t reserve_lists(std::size_t count) {
 
 PlanBuilder::PlanBuilder(std::shared_ptr<PeerImpl> peer, Op op, std::uint64_t bytes, std::size_t pieces,
                          const SliceShape& shape)
-    : slice_bytes_(std::max(shape.slice_bytes, kMinSliceBytes)),
+    : slice_bytes_(std::max(shape.slice_bytes, kLeastSliceBytes)),
+      min_bytes_(std::min(shape.min_bytes, slice_bytes_)),
       lanes_(std::max<std::size_t>(shape.lanes, 1)),
       plan_(new PlanImpl),
       uncut_(bytes) {
@@ -36,7 +37,7 @@ PlanBuilder::PlanBuilder(std::shared_ptr<PeerImpl> peer, Op op, std::uint64_t by
 void PlanBuilder::open_slice() {
   slice_ = PlanSlice{0, static_cast<std::uint32_t>(plan_->runs_.size()), 0, 0};
   limit_ = slice_bytes_;
-  if (lanes_ > 1) limit_ = std::clamp(uncut_ / lanes_, kMinSliceBytes, slice_bytes_);
+  if (lanes_ > 1) limit_ = std::clamp(uncut_ / lanes_, min_bytes_, slice_bytes_);
 }
 
 void PlanBuilder::close_slice() {

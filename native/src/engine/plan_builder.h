@@ -28,6 +28,7 @@ class PlanBuilder {
   void append(std::byte* local, RegionKey remote, std::uint64_t remote_offset, std::uint64_t length, bool joins);
 
   const std::uint64_t slice_bytes_;
+  const std::uint64_t min_bytes_;
   const std::size_t lanes_;
   std::shared_ptr<PlanImpl> plan_;
   PlanSlice slice_;           // being filled

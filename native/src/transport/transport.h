@@ -91,6 +91,8 @@ class Transport {
   virtual std::string_view name() const = 0;
   virtual Status probe() const = 0;                // can this host do it at all? The reason if not.
   virtual std::size_t rails_per_peer() const = 0;  // how many rails (one thread each) are worth having
+  // Less than this is not worth a rail's while next to another that is at work: its thread must be woken first.
+  virtual std::uint64_t min_slice_bytes() const { return 256u << 10; }
   // One more rail, or why this peer cannot be reached this way. Thread-safe; blocks until `deadline` at most.
   virtual Result<std::unique_ptr<Rail>> open_rail(const PeerContext& peer, Deadline deadline) = 0;
 };
