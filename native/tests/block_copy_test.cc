@@ -1,5 +1,5 @@
 // The copy loops of shared memory: every alignment and length, and not a byte beside the blocks.
-#include "transport/shm/block_copy.h"
+#include "base/block_copy.h"
 
 #include <gtest/gtest.h>
 

@@ -4,8 +4,8 @@
 #include <string>
 #include <vector>
 
+#include "base/block_copy.h"
 #include "transport/shm/attachment.h"
-#include "transport/shm/block_copy.h"
 #include "transport/shm/foreign_copy.h"
 #include "transport/transport.h"
 

@@ -1,4 +1,4 @@
-#include "transport/shm/block_copy.h"
+#include "base/block_copy.h"
 
 #include <algorithm>
 #include <cstring>
