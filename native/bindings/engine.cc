@@ -40,6 +40,28 @@ std::pair<RegionInfo, std::uintptr_t> allocate(Engine& self, std::uint64_t lengt
   return {info, reinterpret_cast<std::uintptr_t>(data)};
 }
 
+DirectIo parse_direct(const std::string& direct) {
+  if (direct == "auto") return DirectIo::kAuto;
+  if (direct == "always") return DirectIo::kAlways;
+  if (direct == "never") return DirectIo::kNever;
+  throw StatusError{{Code::kInvalidArgument, "direct '" + direct + "' must be 'auto', 'always' or 'never'"}};
+}
+
+FileSync parse_sync(const std::string& sync) {
+  if (sync == "none") return FileSync::kNone;
+  if (sync == "data") return FileSync::kData;
+  if (sync == "full") return FileSync::kFull;
+  throw StatusError{{Code::kInvalidArgument, "sync '" + sync + "' must be 'none', 'data' or 'full'"}};
+}
+
+RegionInfo open_file(Engine& self, const py::bytes& path, std::uint64_t length_bytes, bool create,
+                     const std::string& access, const std::string& direct, const std::string& sync) {
+  const std::string name(path);
+  const FileOptions options{length_bytes, create, parse_access(access), parse_direct(direct), parse_sync(sync)};
+  const GilRelease unlocked;
+  return unwrap(self.open_file(name, options));
+}
+
 std::shared_ptr<Peer> connect(Engine& self, const Endpoint& endpoint, const std::string& expected, double timeout_s) {
   const NodeId node = expected.empty() ? NodeId{} : unwrap(NodeId::parse(expected));
   return unwrap(self.connect(endpoint, node, to_milliseconds(timeout_s)));
@@ -112,6 +134,15 @@ void bind_memory(EngineClass& cls, Blocking& blocking) {
   blocking.def(cls, "register_address", &register_address, py::arg("address"), py::arg("length_bytes"), py::arg("name"),
                py::arg("access"));
   blocking.def(cls, "allocate", &allocate, py::arg("length_bytes"), py::arg("name"), py::arg("access"));
+  cls.def("open_file", &open_file, py::arg("path"), py::arg("length_bytes"), py::arg("create"), py::arg("access"),
+          py::arg("direct"), py::arg("sync"));
+  blocking.note("Engine.open_file");
+  cls.def(
+      "file_note",
+      [](Engine& self, std::uint32_t id, std::uint32_t generation) {
+        return text(unwrap(self.file_note({id, generation})));
+      },
+      py::arg("id"), py::arg("generation"));
   blocking.def(
       cls, "unregister",
       [](Engine& self, std::uint32_t id, std::uint32_t generation, double timeout_s) {
@@ -152,6 +183,7 @@ void bind_engine(py::module_& module, Blocking& blocking) {
   cls.def(py::init(&create), py::arg("options"))
       .def_property_readonly("node_id", [](const Engine& self) { return self.node_id().to_string(); })
       .def_property_readonly("endpoint", &Engine::endpoint)
+      .def("self", &Engine::self)
       .def("peer", &find_peer, py::arg("handle"))
       .def("peers", &Engine::peers)
       .def("counters", &Engine::counters);

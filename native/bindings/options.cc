@@ -32,6 +32,7 @@ void bind_options(py::module_& module) {
       .def_readwrite("slice_bytes", &EngineOptions::slice_bytes)
       .def_readwrite("max_connections", &EngineOptions::max_connections)
       .def_readwrite("checksum", &EngineOptions::checksum)
+      .def_readwrite("io_uring", &EngineOptions::io_uring)
       .def_readwrite("advise_huge_pages", &EngineOptions::advise_huge_pages)
       .def_readwrite("fault_plan", &EngineOptions::fault_plan);
   def_seconds<&EngineOptions::connect_timeout>(cls, "connect_timeout_s");

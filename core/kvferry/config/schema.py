@@ -119,6 +119,13 @@ class TransferOptions(Options, frozen=True, kw_only=True):
     checksum: Annotated[
         bool, Meta(description="CRC32C over every piece moved by `tcp`; a wrong one fails the piece.")
     ] = False
+    io_uring: Annotated[
+        bool,
+        Meta(
+            description="Read and write files by io_uring where the kernel allows it. When false: one "
+            "`pread` or `pwrite` after the other."
+        ),
+    ] = True
     advise_huge_pages: Annotated[
         bool,
         Meta(description="Ask the kernel for huge pages (MADV_HUGEPAGE) for registered anonymous memory."),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import weakref
 from collections.abc import Sequence
@@ -25,6 +26,8 @@ from kvferry.transfer.region import Region
 Access = Literal["r", "w", "rw"]
 Op = Literal["read", "write"]
 Priority = Literal["high", "normal", "low"]
+Direct = Literal["auto", "always", "never"]
+Sync = Literal["none", "data", "full"]
 
 
 class Engine:
@@ -95,6 +98,43 @@ class Engine:
         with self._lock:
             self._memory[info.id, info.generation] = None  # the native engine owns it
         return Region(self, info, read_only=False, memory=view_of(address, length_bytes))
+
+    def open_file(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        length_bytes: int | None = None,
+        create: bool = False,
+        access: Access = "r",
+        direct: Direct = "auto",
+        sync: Sync = "none",
+    ) -> Region:
+        """Open a file (or block device) of this host as a region that only this engine reaches.
+
+        Plans name it as their remote side, with `self_peer` as the peer: "write" stores host memory in the
+        file, "read" loads it. `Region.note` tells how. `length_bytes`: of the region; default what the file
+        has. `create`: make a missing file, and allocate all of its space now. `access`: what transfers may
+        do. `direct`: past the page cache if possible ("auto"), or else fail ("always"), or not at all
+        ("never"). `sync`: whether a settled write is on stable storage, with its data ("data", as by
+        fdatasync) or all attributes, too ("full"), or with the kernel only ("none").
+
+        Blocks for the file system. Raises `InvalidArgumentError`, `NotFoundError`, `AccessDeniedError`,
+        `OutOfRangeError` (shorter than asked for), `ResourceExhaustedError` (no space), `UnsupportedError`
+        (direct="always" where it is not possible), each naming the path.
+        """
+        info = self._native.open_file(os.fsencode(path), length_bytes or 0, create, access, direct, sync)
+        with self._lock:
+            self._memory[info.id, info.generation] = None
+        return Region(self, info, read_only=False, memory=None)
+
+    @property
+    def self_peer(self) -> Peer:
+        """This engine as its own peer, with the handle 0: for its files, and for copies between its
+        regions."""
+        return self._wrap(self._native.self())
+
+    def _file_note(self, region: Region) -> str:
+        return self._native.file_note(region.id, region.generation)
 
     def _unregister(self, region: Region, timeout_s: float) -> None:
         key = (region.id, region.generation)

@@ -109,7 +109,8 @@ class Transfer:
 
     @property
     def transport(self) -> str:
-        """What moved it: "shm", "tcp", or "shm+tcp" when it was changed on the way; "" until settled."""
+        """What moved it: "shm", "tcp", or "shm+tcp" when it was changed on the way; "file" or "local" with
+        `Engine.self_peer`; "" until settled."""
         return self._native.transport
 
     def __repr__(self) -> str:

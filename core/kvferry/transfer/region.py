@@ -1,4 +1,4 @@
-"""Memory of this process that peers may read or write."""
+"""Memory of this process that peers may read or write, and files of its own."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ if TYPE_CHECKING:
 
 
 class Region:
-    """A registered range. Made by `Engine.register` and `Engine.allocate`; keeps the memory alive until
-    unregistered.
+    """A registered range. Made by `Engine.register` and `Engine.allocate`, which keep the memory alive until
+    it is unregistered, and by `Engine.open_file`, which keeps the file open until then.
 
     Thread-safe. `memory` is set for allocated regions only: a writable view, which must not be used after
     `unregister` or `Engine.close`.
@@ -41,7 +41,7 @@ class Region:
 
     @property
     def name(self) -> str:
-        """The name that peers find it by."""
+        """The name that peers find it by; of a file its path."""
         return self._info.name
 
     @property
@@ -53,6 +53,17 @@ class Region:
     def access(self) -> str:
         """What peers may do: "r", "w" or "rw"."""
         return self._info.access
+
+    @property
+    def kind(self) -> str:
+        """What it is: "host" (memory) or "file"."""
+        return self._info.kind
+
+    @property
+    def note(self) -> str:
+        """How a file's bytes are moved, and why not better, e.g. "buffered: tmpfs keeps files in memory".
+        Empty for memory. `NotFoundError` once it is unregistered."""
+        return self._engine._file_note(self) if self.kind == "file" else ""
 
     @property
     def memory(self) -> memoryview:

@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "kvferry/endpoint.h"
+#include "kvferry/file_options.h"
 #include "kvferry/node_id.h"
 #include "kvferry/status.h"
 #include "kvferry/types.h"
@@ -31,7 +32,8 @@ struct EngineOptions {
   std::uint64_t slice_bytes = 4u << 20;               // a transfer is cut into slices of about this size
   std::uint32_t max_connections = 1024;               // inbound; one more is refused
   bool checksum = false;                              // CRC32C per piece on tcp
-  bool advise_huge_pages = true;                      // madvise(MADV_HUGEPAGE) on registered anonymous memory
+  bool io_uring = true;           // false: files by pread and pwrite, even where io_uring is possible
+  bool advise_huge_pages = true;  // madvise(MADV_HUGEPAGE) on registered anonymous memory
   milliseconds connect_timeout{5000};
   milliseconds transfer_timeout{30000};  // default deadline of a transfer
   milliseconds idle_probe{5000};         // control connections are pinged when idle; 3 missed = peer lost
@@ -75,7 +77,7 @@ struct TransportStats {   // of one peer, by one transport; what both took part 
 };
 
 struct PeerStats {
-  std::string transport;  // the one in use: "shm" or "tcp"; "" before the first transfer opened a rail
+  std::string transport;  // the one in use: "shm" or "tcp"; "file", "local" to ourselves; "" before the first transfer
   std::uint64_t bytes_read = 0, bytes_written = 0, pieces = 0, failed_pieces = 0, retried_slices = 0;
   std::uint64_t rail_switches = 0;           // traffic moved to another transport
   std::uint64_t unsettled_transfers = 0;     // now: submitted, not settled
@@ -93,7 +95,7 @@ struct TransferStages {
 };
 
 struct Message {           // a control message from a peer
-  std::uint64_t peer = 0;  // Peer::handle() of the connection it came by: reply with Engine::send
+  std::uint64_t peer = 0;  // Peer::handle() of the connection it came by: reply with Engine::send; 0: ourselves
   std::string body;
 };
 
@@ -126,6 +128,11 @@ class Engine {
   // A region of our own in a memfd: peers of this host map it once and copy without system calls.
   virtual Result<std::pair<RegionInfo, void*>> allocate(std::uint64_t length, std::string name,
                                                         std::uint8_t access) = 0;
+  // A file (or block device) of this host as a region of kind kFile, which only this node reaches, by self(): pieces
+  // name it as their remote side. kNotFound, kPermissionDenied, kOutOfRange (shorter than asked), kResourceExhausted
+  // (no space), kUnsupported (no direct access), each naming the path.
+  virtual Result<RegionInfo> open_file(const std::string& path, const FileOptions& options) = 0;
+  virtual Result<std::string> file_note(RegionKey key) = 0;  // how its bytes are moved, and why not better
   // After it returns no transfer touches the memory any more. kDeadlineExceeded if one is still running then.
   virtual Status unregister(RegionKey key, milliseconds timeout) = 0;
   virtual Status set_metadata(std::string metadata) = 0;
@@ -133,6 +140,9 @@ class Engine {
   // Blocks up to `timeout`. `expected` not nil: refuse another node, naming both.
   virtual Result<std::shared_ptr<Peer>> connect(const Endpoint& endpoint, const NodeId& expected,
                                                 milliseconds timeout) = 0;
+  // This node as its own peer: host memory to and from its own files (transport "file") and its other regions
+  // ("local"). Its handle is 0. A plan names either files or memory as its remote side.
+  virtual std::shared_ptr<Peer> self() = 0;
   // Checks ranges, access and generations once, sorts and merges contiguous runs. Does not block.
   virtual Result<std::shared_ptr<const Plan>> prepare(const std::shared_ptr<Peer>& peer, std::span<const Piece> pieces,
                                                       Op op) = 0;

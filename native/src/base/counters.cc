@@ -8,6 +8,8 @@ constexpr std::array<const char*, Counters::kCount> kNames{
     "written_bytes",
     "shm_bytes",
     "tcp_bytes",
+    "file_bytes",
+    "local_bytes",
     "served_read_bytes",
     "served_written_bytes",
     "transfers_total",
@@ -27,6 +29,12 @@ constexpr std::array<const char*, Counters::kCount> kNames{
 };
 
 }  // namespace
+
+Counters::Id Counters::bytes_by(std::string_view transport) {
+  if (transport == "shm") return kShmBytes;
+  if (transport == "file") return kFileBytes;
+  return transport == "local" ? kLocalBytes : kTcpBytes;
+}
 
 void Counters::add_failed_pieces(Code code, std::uint64_t n) {
   add(kFailedPieces, n);

@@ -20,6 +20,8 @@ class Counters {
     kWrittenBytes,  // moved by our own WRITE transfers
     kShmBytes,      // of these, by transport
     kTcpBytes,
+    kFileBytes,           // to and from our own files
+    kLocalBytes,          // within our own memory
     kServedReadBytes,     // sent to peers that read from us over a socket (shm peers leave no trace here)
     kServedWrittenBytes,  // received from peers that wrote to us over a socket
     kTransfersSubmitted,
@@ -39,6 +41,7 @@ class Counters {
     kCount,
   };
 
+  static Id bytes_by(std::string_view transport);
   void add(Id id, std::uint64_t n = 1) { fixed_[id].fetch_add(n, std::memory_order_relaxed); }
   std::uint64_t get(Id id) const { return fixed_[id].load(std::memory_order_relaxed); }
   void add_failed_pieces(Code code, std::uint64_t n);

@@ -14,6 +14,7 @@ EngineCore::EngineCore(EngineOptions opts, RegionDirectoryWriter region_director
       stop(std::move(stop_everything)),
       directory(std::move(region_directory)),
       regions(&directory, options.advise_huge_pages),
+      files(regions, options.io_uring),
       inbound(options.max_connections),
       process_(::getpid()),
       metadata_(options.metadata) {

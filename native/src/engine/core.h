@@ -10,6 +10,7 @@
 
 #include "base/counters.h"
 #include "engine/connection_set.h"
+#include "engine/files.h"
 #include "engine/inbox.h"
 #include "engine/keeper.h"
 #include "engine/peer_table.h"
@@ -23,6 +24,8 @@
 #include "transport/transport.h"
 
 namespace kvferry {
+
+class SelfPeer;
 
 struct EngineCore {
   EngineCore(EngineOptions opts, RegionDirectoryWriter region_directory, Interrupt stop_everything);
@@ -42,8 +45,11 @@ struct EngineCore {
   RegionDirectoryWriter directory;
   RegionTable regions;
   ArenaTable arenas;
+  Files files;
   ShmAttachments attachments;
   std::vector<std::unique_ptr<Transport>> transports;  // in the order of options.transports; constant like `local`
+  std::unique_ptr<Transport> local_transport, file_transport;  // to our own memory and files; constant, too
+  std::weak_ptr<SelfPeer> self;                                // likewise
   Inbox inbox;
   PeerTable peers;
   ConnectionSet inbound;

@@ -11,6 +11,8 @@
 #include "engine/plan.h"
 #include "engine/transfer.h"
 #include "transport/fault/fault_transport.h"
+#include "transport/file/file_transport.h"
+#include "transport/local/local_transport.h"
 #include "transport/shm/shm_transport.h"
 #include "transport/tcp/tcp_transport.h"
 
@@ -19,6 +21,11 @@ namespace {
 
 constexpr milliseconds kSettleMargin{5000};  // what threads may need to notice that a transfer's time is up
 constexpr milliseconds kCloseQuiesce{2000};  // for peers of this host that are copying when we close
+
+std::unique_ptr<Transport> with_faults(std::unique_ptr<Transport> transport, const std::vector<FaultRule>& faults) {
+  if (faults.empty()) return transport;
+  return std::make_unique<FaultTransport>(std::move(transport), faults);
+}
 
 }  // namespace
 
@@ -48,6 +55,8 @@ Result<std::unique_ptr<EngineImpl>> EngineImpl::start(EngineOptions options) {
   core->local.endpoint = engine->advertised_.to_string();
   KVF_RETURN_IF_ERROR(engine->open_shm_listener());
   KVF_RETURN_IF_ERROR(engine->make_transports());
+  engine->self_ = std::make_shared<SelfPeer>(core);
+  core->self = engine->self_;
   KVF_RETURN_IF_ERROR(engine->start_threads());
   log_event(LogLevel::kInfo, "engine_started",
             {{"node", id.to_string()}, {"endpoint", core->local.endpoint}, {"shm", core->local.shm_name}});
@@ -81,9 +90,11 @@ Status EngineImpl::make_transports() {
       if (!core_->options.allow_fallback) return possible.with_context("transport " + name + " was asked for");
       log_event(LogLevel::kWarning, "transport_not_possible", {{"transport", name}, {"reason", possible}});
     }
-    if (!faults.empty()) transport = std::make_unique<FaultTransport>(std::move(transport), faults);
-    core_->transports.push_back(std::move(transport));
+    core_->transports.push_back(with_faults(std::move(transport), faults));
   }
+  core_->local_transport = with_faults(std::make_unique<LocalTransport>(core_->regions), faults);
+  core_->file_transport =
+      with_faults(std::make_unique<FileTransport>(core_->files.queues(), core_->regions, core_->files.table()), faults);
   return {};
 }
 
@@ -123,9 +134,15 @@ Result<std::pair<RegionInfo, void*>> EngineImpl::allocate(std::uint64_t length, 
   return std::pair<RegionInfo, void*>(*region, data);
 }
 
+Result<RegionInfo> EngineImpl::open_file(const std::string& path, const FileOptions& options) {
+  KVF_RETURN_IF_ERROR(check_open());
+  return core_->files.open(path, options);
+}
+
 Status EngineImpl::unregister(RegionKey key, milliseconds timeout) {
   KVF_RETURN_IF_ERROR(core_->check_process());
   KVF_RETURN_IF_ERROR(core_->regions.remove(key, deadline_in(timeout)));
+  core_->files.forget(key);
   const std::lock_guard lock(mutex_);
   const auto arena = arena_of_.find(key);
   if (arena == arena_of_.end()) return {};
@@ -181,28 +198,44 @@ Result<std::shared_ptr<PeerImpl>> EngineImpl::adopt(Channel channel, const Endpo
   return started;
 }
 
-Result<std::shared_ptr<PeerImpl>> EngineImpl::own_peer(const std::shared_ptr<Peer>& peer) const {
+// `regions`: ids of the plan's remote regions.
+Result<EngineImpl::Destination> EngineImpl::destination(const std::shared_ptr<Peer>& peer,
+                                                        std::span<const std::uint32_t> regions) const {
   KVF_RETURN_IF_ERROR(check_open());
-  auto target = std::dynamic_pointer_cast<PeerImpl>(peer);
-  if (!target || !target->belongs_to(*core_)) return {Code::kInvalidArgument, "prepare needs a peer of this engine"};
-  KVF_RETURN_IF_ERROR(target->status());
-  return target;
+  Destination found;
+  const auto self = std::dynamic_pointer_cast<SelfPeer>(peer);
+  if (self && self->belongs_to(*core_)) {
+    KVF_ASSIGN_OR_RETURN(found.target, self->target(regions));
+  } else {
+    found.target = std::dynamic_pointer_cast<PlanTarget>(peer);
+    if (!found.target || !found.target->belongs_to(*core_)) {
+      return {Code::kInvalidArgument, "prepare needs a peer of this engine"};
+    }
+  }
+  KVF_RETURN_IF_ERROR(peer->status());
+  found.regions = peer->regions();
+  return found;
 }
 
 Result<std::shared_ptr<const Plan>> EngineImpl::prepare(const std::shared_ptr<Peer>& peer,
                                                         std::span<const Piece> pieces, Op op) {
-  KVF_ASSIGN_OR_RETURN(const auto target, own_peer(peer));
-  const std::vector<RegionInfo> remote = target->regions();
-  auto plan = PlanImpl::build({target, core_->regions, remote, target->lanes().slice_shape()}, pieces, op);
+  std::vector<std::uint32_t> remote;  // the regions in turn
+  for (const Piece& piece : pieces) {
+    if (remote.empty() || remote.back() != piece.remote_region) remote.push_back(piece.remote_region);
+  }
+  KVF_ASSIGN_OR_RETURN(const Destination to, destination(peer, remote));
+  auto plan = PlanImpl::build({to.target, core_->regions, to.regions, to.target->lanes().slice_shape()}, pieces, op);
   if (!plan.ok()) return plan.status();
   return std::shared_ptr<const Plan>(std::move(plan).value());
 }
 
 Result<std::shared_ptr<const Plan>> EngineImpl::prepare_blocks(const std::shared_ptr<Peer>& peer, Op op,
                                                                const BlockPairs& blocks) {
-  KVF_ASSIGN_OR_RETURN(const auto target, own_peer(peer));
-  const std::vector<RegionInfo> remote = target->regions();
-  auto plan = PlanImpl::build_blocks({target, core_->regions, remote, target->lanes().slice_shape()}, blocks, op);
+  std::vector<std::uint32_t> remote;
+  for (const BlockList& list : blocks.remote) remote.push_back(list.region);
+  KVF_ASSIGN_OR_RETURN(const Destination to, destination(peer, remote));
+  const PlanImpl::Target target{to.target, core_->regions, to.regions, to.target->lanes().slice_shape()};
+  auto plan = PlanImpl::build_blocks(target, blocks, op);
   if (!plan.ok()) return plan.status();
   return std::shared_ptr<const Plan>(std::move(plan).value());
 }
@@ -255,6 +288,10 @@ Status EngineImpl::send(std::uint64_t peer_handle, std::string_view body, millis
     return {Code::kInvalidArgument, "a message has at most " + std::to_string(kMaxMessageBytes) + " bytes"};
   }
   KVF_RETURN_IF_ERROR(core_->check_process());
+  if (peer_handle == SelfPeer::kHandle) {
+    if (core_->inbox.push({peer_handle, std::string(body)})) return {};
+    return {Code::kResourceExhausted, "our own messages pile up: take them with next_message"};
+  }
   const auto peer = core_->peers.find(peer_handle);
   if (!peer) return {Code::kNotFound, "there is no peer " + std::to_string(peer_handle) + "; it may be lost"};
   return peer->send_message(body, deadline_in(timeout));
@@ -265,7 +302,10 @@ std::optional<Message> EngineImpl::next_message(milliseconds timeout) {
   return core_->inbox.pop(timeout);
 }
 
-std::shared_ptr<Peer> EngineImpl::peer(std::uint64_t handle) { return core_->peers.find(handle); }
+std::shared_ptr<Peer> EngineImpl::peer(std::uint64_t handle) {
+  if (handle == SelfPeer::kHandle) return self_;
+  return core_->peers.find(handle);
+}
 
 std::vector<std::shared_ptr<Peer>> EngineImpl::peers() const {
   const auto all = core_->peers.list();
@@ -283,6 +323,7 @@ void EngineImpl::close() {
   for (const auto& peer : core_->peers.close()) {
     peer->leave("the engine was closed", {Code::kCancelled, "the engine was closed"});
   }
+  if (self_) self_->stop({Code::kCancelled, "the engine was closed"});
   core_->keeper.stop();
   core_->inbox.close();
   // Same-host peers copy on their own: hide the memory from them, then wait for copies that are under way. Regions
@@ -293,6 +334,7 @@ void EngineImpl::close() {
   core_->attachments.close();
   core_->inbound.close();
   core_->threads.join_all();
+  core_->files.close_all();
   listener_.close();
   if (shm_listener_) shm_listener_->close();
 }

@@ -8,6 +8,7 @@
 #include "engine/core.h"
 #include "engine/lane_pool.h"
 #include "engine/listener.h"
+#include "engine/self_peer.h"
 #include "kvferry/engine.h"
 
 namespace kvferry {
@@ -23,11 +24,14 @@ class EngineImpl final : public Engine {
   Result<RegionInfo> register_memory(void* data, std::uint64_t length, std::string name, std::uint8_t access,
                                      MemoryKind kind) override;
   Result<std::pair<RegionInfo, void*>> allocate(std::uint64_t length, std::string name, std::uint8_t access) override;
+  Result<RegionInfo> open_file(const std::string& path, const FileOptions& options) override;
+  Result<std::string> file_note(RegionKey key) override { return core_->files.note(key); }
   Status unregister(RegionKey key, milliseconds timeout) override;
   Status set_metadata(std::string metadata) override;
 
   Result<std::shared_ptr<Peer>> connect(const Endpoint& endpoint, const NodeId& expected,
                                         milliseconds timeout) override;
+  std::shared_ptr<Peer> self() override { return self_; }
   Result<std::shared_ptr<const Plan>> prepare(const std::shared_ptr<Peer>& peer, std::span<const Piece> pieces,
                                               Op op) override;
   Result<std::shared_ptr<const Plan>> prepare_blocks(const std::shared_ptr<Peer>& peer, Op op,
@@ -49,15 +53,21 @@ class EngineImpl final : public Engine {
   Status make_transports();
   Status start_threads();
   Status check_open() const;
-  Result<std::shared_ptr<PeerImpl>> own_peer(const std::shared_ptr<Peer>& peer) const;
   Result<std::shared_ptr<TransferImpl>> begin(const std::shared_ptr<const Plan>& plan, SubmitOptions options,
                                               LanePool::Help help);
   Result<std::shared_ptr<PeerImpl>> adopt(Channel channel, const Endpoint& endpoint, const wire::HelloAck& ack);
+
+  struct Destination {  // of a plan
+    std::shared_ptr<PlanTarget> target;
+    std::vector<RegionInfo> regions;
+  };
+  Result<Destination> destination(const std::shared_ptr<Peer>& peer, std::span<const std::uint32_t> regions) const;
 
   const std::shared_ptr<EngineCore> core_;
   Listener listener_;
   std::optional<Listener> shm_listener_;  // constant once the threads run
   Endpoint advertised_;                   // likewise
+  std::shared_ptr<SelfPeer> self_;        // likewise
 
   mutable std::mutex mutex_;  // guards what follows; never held while waiting
   bool closed_ = false;

@@ -5,6 +5,7 @@
 #include "base/deadline.h"
 #include "engine/core.h"
 #include "engine/peer.h"
+#include "engine/self_peer.h"
 
 namespace kvferry {
 namespace {
@@ -20,6 +21,7 @@ Deadline Keeper::tick(EngineCore& core) {
     peer->keep_alive(now);
     next = sooner(next, peer->lanes().expire(now));
   }
+  if (const auto self = core.self.lock()) next = sooner(next, self->expire(now));
   core.threads.reap();
   return std::max(next, now + kShortestTick);
 }

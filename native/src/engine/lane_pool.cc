@@ -186,7 +186,7 @@ void LanePool::finish(std::size_t lane, const Status& rail_status) {
   const std::uint64_t bytes = slice.moved_bytes();
   const std::string_view transport = post.lane.rail()->transport();
   counters_.add(reads ? Counters::kReadBytes : Counters::kWrittenBytes, bytes);
-  counters_.add(transport == "shm" ? Counters::kShmBytes : Counters::kTcpBytes, bytes);
+  counters_.add(Counters::bytes_by(transport), bytes);
   {
     const std::lock_guard lock(mutex_);
     post.rail = nullptr;

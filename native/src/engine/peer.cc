@@ -210,6 +210,7 @@ Status PeerImpl::send_regions(std::uint64_t request_id) {
   wire::Regions body;
   body.metadata = core_->metadata();
   body.regions = core_->regions.list();
+  std::erase_if(body.regions, [](const RegionInfo& region) { return region.kind == MemoryKind::kFile; });
   return send(FrameType::kRegions, request_id, body.encode(), deadline_in(kReplyTimeout));
 }
 

@@ -16,6 +16,7 @@
 #include "engine/answers.h"
 #include "engine/control_link.h"
 #include "engine/lane_pool.h"
+#include "engine/plan_target.h"
 #include "kvferry/engine.h"
 #include "wire/messages.h"
 
@@ -23,7 +24,7 @@ namespace kvferry {
 
 struct EngineCore;
 
-class PeerImpl final : public Peer, public std::enable_shared_from_this<PeerImpl> {
+class PeerImpl final : public Peer, public PlanTarget, public std::enable_shared_from_this<PeerImpl> {
  public:
   struct Identity {  // learned in the handshake
     std::uint64_t handle = 0;
@@ -58,8 +59,8 @@ class PeerImpl final : public Peer, public std::enable_shared_from_this<PeerImpl
   Status confirm_alive(milliseconds patience);  // OK, or why the peer is lost, waiting a little for that to show
   // Makes the peer end a data connection of ours; OK: nothing that was sent over it will be written any more.
   Status fence(std::uint32_t connection, Deadline deadline);
-  bool belongs_to(const EngineCore& core) const { return core_.get() == &core; }
-  LanePool& lanes() { return lanes_; }
+  bool belongs_to(const EngineCore& core) const override { return core_.get() == &core; }
+  LanePool& lanes() override { return lanes_; }
   const LanePool& lanes() const { return lanes_; }
 
  private:

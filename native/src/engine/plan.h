@@ -11,7 +11,7 @@
 
 namespace kvferry {
 
-class PeerImpl;
+class PlanTarget;
 class RegionTable;
 
 struct PlanPieces {  // which pieces a run covers, wholly or in part: those at order[first, first + count)
@@ -35,7 +35,7 @@ struct SliceShape {
 class PlanImpl final : public Plan {
  public:
   struct Target {
-    std::shared_ptr<PeerImpl> peer;
+    std::shared_ptr<PlanTarget> peer;
     const RegionTable& local;
     const std::vector<RegionInfo>& remote;  // the peer's, sorted by id
     SliceShape shape;
@@ -49,7 +49,7 @@ class PlanImpl final : public Plan {
   std::size_t pieces() const override { return pieces_; }
   std::size_t runs() const override { return merged_runs_; }
 
-  const std::shared_ptr<PeerImpl>& peer() const { return peer_; }
+  const std::shared_ptr<PlanTarget>& peer() const { return peer_; }
   // Local addresses hold as long as all of local_regions() are pinned.
   const std::vector<RunOp>& run_list() const { return runs_; }
   const std::vector<PlanSlice>& slices() const { return slices_; }  // at least one, though it may be empty
@@ -71,7 +71,7 @@ class PlanImpl final : public Plan {
   PlanImpl() = default;
   static Status check_piece_count(std::uint64_t pieces);
 
-  std::shared_ptr<PeerImpl> peer_;
+  std::shared_ptr<PlanTarget> peer_;
   Op op_ = Op::kRead;
   std::uint64_t bytes_ = 0;
   std::size_t pieces_ = 0;

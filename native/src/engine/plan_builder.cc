@@ -18,7 +18,7 @@ std::uint64_t reserve_lists(std::size_t count) {
 
 }  // namespace
 
-PlanBuilder::PlanBuilder(std::shared_ptr<PeerImpl> peer, Op op, std::uint64_t bytes, std::size_t pieces,
+PlanBuilder::PlanBuilder(std::shared_ptr<PlanTarget> peer, Op op, std::uint64_t bytes, std::size_t pieces,
                          const SliceShape& shape)
     : slice_bytes_(std::max(shape.slice_bytes, kLeastSliceBytes)),
       min_bytes_(std::min(shape.min_bytes, slice_bytes_)),

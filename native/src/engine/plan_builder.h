@@ -12,7 +12,8 @@ namespace kvferry {
 class PlanBuilder {
  public:
   // `bytes`: of all pieces that will come, `pieces`: how many.
-  PlanBuilder(std::shared_ptr<PeerImpl> peer, Op op, std::uint64_t bytes, std::size_t pieces, const SliceShape& shape);
+  PlanBuilder(std::shared_ptr<PlanTarget> peer, Op op, std::uint64_t bytes, std::size_t pieces,
+              const SliceShape& shape);
 
   // The region that the next pieces' local memory belongs to. Runs never cross regions.
   void use_local_region(RegionKey key);

@@ -38,6 +38,10 @@ std::string PlanRegions::text(std::size_t index, std::uint32_t region, std::stri
 Status PlanRegions::check(std::size_t index, std::uint32_t local_id, const Local* local, std::uint32_t remote_id,
                           const RegionInfo* remote) const {
   if (local == nullptr) return {Code::kNotFound, text(index, local_id, "local") + " is not registered"};
+  if (local->info.kind == MemoryKind::kFile) {
+    return {Code::kInvalidArgument, text(index, local_id, "local") + " is the file " + local->info.name +
+                                        "; a file is the remote side of a plan, with the own node as its peer"};
+  }
   if (remote == nullptr) {
     return {Code::kNotFound, text(index, remote_id, "remote") +
                                  " is not known of this peer; refresh() the peer if it was registered lately"};

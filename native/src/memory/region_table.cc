@@ -15,7 +15,14 @@ std::string region_text(RegionKey key) {
   return "region " + std::to_string(key.id) + " generation " + std::to_string(key.generation);
 }
 
+// A file is known to its own node only: what holds for memory and for what goes over the wire does not concern it.
+Status check_file(const RegionSource& source) {
+  if (source.data == nullptr && source.length > 0) return {};
+  return {Code::kInvalidArgument, "region '" + source.name + "': a file has a length and no memory"};
+}
+
 Status check_source(const RegionSource& source) {
+  if (source.kind == MemoryKind::kFile) return check_file(source);
   if (source.kind != MemoryKind::kHost) {
     return {Code::kUnsupported, "memory of kind '" + std::string(memory_kind_name(source.kind)) +
                                     "' cannot be registered by this build; copy it to host memory first"};
@@ -40,6 +47,11 @@ struct RegionTable::Region {
   RegionInfo info;
   std::byte* data = nullptr;
 
+  bool covers(const std::byte* begin, std::uint64_t length) const {
+    const auto first = reinterpret_cast<std::uint64_t>(begin), base = reinterpret_cast<std::uint64_t>(data);
+    return first >= base && range_fits(first - base, length, info.length);
+  }
+
   std::mutex mutex;  // guards what follows; taken after the table's
   std::condition_variable unpinned;
   std::uint64_t pins = 0;
@@ -57,6 +69,9 @@ RegionTable::Pin& RegionTable::Pin::operator=(Pin&& other) noexcept {
 std::byte* RegionTable::Pin::data() const { return region_->data; }
 std::uint64_t RegionTable::Pin::length() const { return region_->info.length; }
 RegionKey RegionTable::Pin::key() const { return region_->info.key; }
+bool RegionTable::Pin::covers(const std::byte* begin, std::uint64_t length) const {
+  return region_->covers(begin, length);
+}
 
 Result<std::byte*> RegionTable::Pin::at(std::uint64_t offset, std::uint64_t length) const {
   if (!range_fits(offset, length, region_->info.length)) {
@@ -96,7 +111,8 @@ Result<std::uint32_t> RegionTable::free_slot() {
 
 Result<RegionInfo> RegionTable::add(RegionSource source) {
   KVF_RETURN_IF_ERROR(check_source(source));
-  if (advise_huge_pages_ && source.arena_index == 0) {
+  const bool in_memory = source.kind != MemoryKind::kFile;
+  if (advise_huge_pages_ && source.arena_index == 0 && in_memory) {
     advise_huge_pages(source.data, source.length);
     collapse_into_huge_pages(source.data, source.length, kCollapseBudget);
   }
@@ -109,7 +125,7 @@ Result<RegionInfo> RegionTable::add(RegionSource source) {
   const RegionKey key{index + 1, ++slot.generation};
   region->info = {key, source.length, source.kind, source.access, std::move(source.name)};
   slot.region = region;
-  if (directory_ != nullptr) {
+  if (directory_ != nullptr && in_memory) {
     directory_->publish({key, reinterpret_cast<std::uint64_t>(source.data), source.length, source.access, source.kind,
                          source.arena_index, source.arena_offset});
   }
@@ -139,9 +155,24 @@ Result<RegionTable::Pin> RegionTable::pin(RegionKey key) const {
   return Pin(std::move(region));
 }
 
+RegionTable::Pin RegionTable::pin_covering(const std::byte* begin, std::uint64_t length) const {
+  const std::lock_guard lock(mutex_);
+  for (const Slot& slot : slots_) {
+    if (!slot.region || slot.region->info.kind != MemoryKind::kHost) continue;
+    const std::lock_guard region_lock(slot.region->mutex);
+    if (slot.region->hidden || !slot.region->covers(begin, length)) continue;
+    ++slot.region->pins;
+    return Pin(slot.region);
+  }
+  return {};
+}
+
 Result<RegionTable::Pin> RegionTable::pin_for_peer(RegionKey key, std::uint64_t offset, std::uint64_t length,
                                                    Op op) const {
   KVF_ASSIGN_OR_RETURN(Pin pinned, pin(key));
+  if (pinned.region_->info.kind == MemoryKind::kFile) {
+    return {Code::kPermissionDenied, region_text(key) + " is a file; only its own node reads and writes it"};
+  }
   const std::uint8_t needed = op == Op::kRead ? kRemoteRead : kRemoteWrite;
   if ((pinned.region_->info.access & needed) == 0) {
     return {Code::kPermissionDenied, region_text(key) + (op == Op::kRead ? " may not be read" : " may not be written")};

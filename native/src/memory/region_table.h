@@ -45,6 +45,7 @@ class RegionTable {
     RegionKey key() const;
     // Address of a range of the region; kOutOfRange if it leaves it.
     Result<std::byte*> at(std::uint64_t offset, std::uint64_t length) const;
+    bool covers(const std::byte* begin, std::uint64_t length) const;  // memory that lies wholly in the region
     bool held() const { return region_ != nullptr; }
     void release();
 
@@ -60,6 +61,7 @@ class RegionTable {
   RegionTable(const RegionTable&) = delete;
   RegionTable& operator=(const RegionTable&) = delete;
 
+  // A file (kFile) has no memory: `data` is null, and peers never learn of it.
   // kInvalidArgument (null, empty, unmapped, wrapped range, name too long, access bits), kUnsupported (kind that this
   // build cannot reach, by name), kResourceExhausted (kMaxRegions).
   Result<RegionInfo> add(RegionSource source);
@@ -69,6 +71,8 @@ class RegionTable {
   // pin() plus access and range checks for a request of a peer: kPermissionDenied, kOutOfRange. `op` as the peer sees
   // it.
   Result<Pin> pin_for_peer(RegionKey key, std::uint64_t offset, std::uint64_t length, Op op) const;
+  // A region of host memory that holds the range; the pin is not held if there is none.
+  Pin pin_covering(const std::byte* begin, std::uint64_t length) const;
   // By id, whichever generation lives there now, for our own user's pieces.
   Result<RegionInfo> find(std::uint32_t id) const;
   std::vector<RegionInfo> list() const;  // by id
