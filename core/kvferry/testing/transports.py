@@ -410,6 +410,58 @@ class TransportConformance:
             np.testing.assert_array_equal(scene.near.bytes, scene.held)
             scene.near.bytes[:] = 0
 
+    @pytest.mark.parametrize("size", [0, 1, 4096, (1 << 20) + 1, LENGTH])
+    def test_execute_moves_what_submit_and_wait_do(self, rig: Rig, scene: Scene, size: int) -> None:
+        near = scene.near.bytes
+        for _round in range(3):
+            near[:] = 0xEE
+            transfer = rig.engine.execute(rig.engine.prepare(rig.peer, scene.rows((0, 0, size)), "read"))
+            assert transfer.settled
+            assert transfer.error is None
+            np.testing.assert_array_equal(near[:size], scene.held[:size])
+            assert (near[size:] == 0xEE).all()
+        near[:size] = pattern(size, 23)
+        plan = rig.engine.prepare(rig.peer, scene.rows((0, 0, size)), "write")
+        assert rig.engine.execute(plan).error is None
+        assert scene.far.digest(0, size) == _digest(pattern(size, 23))
+
+    def test_execute_returns_settled_at_its_deadline(self, rig: Rig, scene: Scene) -> None:
+        plan = rig.engine.prepare(rig.peer, scene.rows((0, 0, LENGTH)), "read")
+        transfer = rig.engine.execute(plan, timeout_s=0.0)
+        assert transfer.settled
+        assert transfer.error is None or isinstance(transfer.error, DeadlineExceededError)
+        assert rig.engine.execute(plan).error is None
+
+    def test_threads_that_execute_do_not_meet(self, rig: Rig, scene: Scene) -> None:
+        part = LENGTH // 4
+        plans = [
+            rig.engine.prepare(rig.peer, scene.rows((n * part, n * part, part)), "read") for n in range(4)
+        ]
+        errors: list[KVFerryError | None] = []
+        threads = [
+            threading.Thread(target=lambda plan=plan: errors.append(rig.engine.execute(plan).error))
+            for plan in plans
+        ]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert errors == [None] * 4
+        np.testing.assert_array_equal(scene.near.bytes, scene.held)
+
+    def test_urgent_transfers_settle_before_those_that_can_wait(self, rig: Rig, scene: Scene) -> None:
+        big = rig.engine.prepare(rig.peer, scene.rows((0, 0, LENGTH)), "read")
+        small = rig.engine.prepare(rig.peer, scene.rows((0, 0, 4096)), "read")
+        waiting = [rig.engine.submit(big, priority="low") for _ in range(64)]
+        urgent = rig.engine.submit(small, priority="high")
+        usual = rig.engine.submit(small)
+        assert urgent.wait()
+        assert usual.wait()
+        assert not all(transfer.settled for transfer in waiting)
+        assert all(transfer.wait() for transfer in waiting)
+        assert {transfer.error for transfer in (*waiting, urgent, usual)} == {None}
+        np.testing.assert_array_equal(scene.near.bytes, scene.held)
+
     async def test_transfers_can_be_awaited(self, rig: Rig, scene: Scene) -> None:
         part = LENGTH // 8
         plans = [
