@@ -21,9 +21,9 @@ void put(const fs::path& directory, const std::string& name, ByteView bytes) {
 }
 
 // The first byte says how the stream is read: see channel_fuzz.cc.
-void put_stream(const fs::path& root, const std::string& name, const std::vector<Bytes>& frames) {
+void put_stream(const fs::path& root, const std::string& name, const std::vector<Bytes>& frames, std::uint8_t how = 0) {
   ByteWriter writer;
-  writer.u8(0);
+  writer.u8(how);
   for (const Bytes& frame : frames) writer.raw(frame);
   put(root / "channel_fuzz", name, writer.take());
 }
