@@ -141,6 +141,23 @@ TEST(Fault, HangsEndAtTheDeadline) {
   EXPECT_LT(transfer->seconds(), 1.0);
 }
 
+// Whether the keeper or a broken rail comes first must not show.
+TEST(Fault, ARailThatBreaksWhenTimeIsUpIsADeadline) {
+  Faulty pair("tcp:cut@2", {"tcp"});
+  const auto plan = pair.a->prepare(pair.peer, std::vector<Piece>{pair.pieces().front()}, Op::kRead);
+  ASSERT_TRUE(plan.ok());
+  ASSERT_OK((*pair.a->execute(*plan, {}))->status());
+  SubmitOptions hurried;
+  hurried.timeout = milliseconds(0);
+  for (int i = 0; i < 300; ++i) {
+    const auto transfer = pair.a->execute(*plan, hurried);
+    ASSERT_TRUE(transfer.ok());
+    ASSERT_TRUE((*transfer)->wait(kPatience));
+    const Status status = (*transfer)->status();
+    ASSERT_EQ(status.code(), Code::kDeadlineExceeded) << status.to_string();
+  }
+}
+
 TEST(Fault, WrongBytesAreNotNoticedWithoutAChecksum) {
   Faulty pair("tcp:corrupt@1x1", {"tcp"});
   EXPECT_OK(pair.read()->status());

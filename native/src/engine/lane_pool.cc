@@ -163,15 +163,21 @@ bool LanePool::take(std::size_t lane) {
 bool LanePool::record_results_locked(Slice* slice, const Status& rail_status) {
   TransferImpl& transfer = *slice->transfer;
   const bool aborted = transfer.stop_flag().load();
-  const bool may_retry = !rail_status.ok() && !aborted && stopped_.ok() && slice->attempts + 1 < kMaxAttempts &&
-                         !expired(transfer.deadline());
+  const bool late = expired(transfer.deadline());
+  const bool may_retry = !rail_status.ok() && !aborted && stopped_.ok() && slice->attempts + 1 < kMaxAttempts && !late;
   const bool retry = slice->reduce([&](std::size_t place) {
     const Status& result = slice->results[place];
     if (result.ok()) return false;
     const bool final = is_final(result.code());
     if (may_retry && !final) return true;
     if (rail_status.ok() && !final) transfer.warn_locked(result.message());
-    transfer.fail_run_locked(slice->run_at(place), aborted && !final ? transfer.abort_reason_locked() : result);
+    Status why = result;
+    if (!final && aborted) {
+      why = transfer.abort_reason_locked();
+    } else if (!final && late && why.code() != Code::kDeadlineExceeded) {
+      why = {Code::kDeadlineExceeded, "no time was left for another try: " + result.message()};
+    }
+    transfer.fail_run_locked(slice->run_at(place), why);
     return false;
   });
   if (retry) ++slice->attempts;
