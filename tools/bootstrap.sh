@@ -61,6 +61,7 @@ kvferry_system_packages() {
   if [ "${1:-}" = test ]; then
     [ -e /usr/include/gtest/gtest.h ] || wanted+=(libgtest-dev)
     command -v git >/dev/null 2>&1 || wanted+=(git)
+    command -v pkg-config >/dev/null 2>&1 || wanted+=(pkg-config)
     if ! ls /usr/lib/llvm-*/lib/clang/*/lib/linux/libclang_rt.fuzzer-*.a >/dev/null 2>&1; then
       if apt-cache show clang-14 >/dev/null 2>&1; then wanted+=(clang-14 libclang-rt-14-dev); else wanted+=(clang libclang-rt-dev); fi
     fi

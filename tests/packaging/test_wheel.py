@@ -47,8 +47,10 @@ HEAVY = {
 @pytest.fixture(scope="session")
 def native(built: Built, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The extension module, taken out of the wheel."""
-    (name,) = [name for name in built.wheel_files() if name.endswith(".so")]
+    libraries = sorted(name for name in built.wheel_files() if name.endswith(".so"))
+    name, sdk = libraries
     assert re.fullmatch(r"kvferry/_native\.[\w.-]+\.so", name)
+    assert sdk == "kvferry/sdk/lib/libkvferry.so"
     path = tmp_path_factory.mktemp("native") / Path(name).name
     path.write_bytes(built.wheel_files()[name])
     return path
@@ -64,7 +66,13 @@ def test_the_wheel_has_our_packages_and_nothing_else(built: Built) -> None:
         assert sources <= names, sources - names
     assert {"kvferry/py.typed", "kvferry_vllm/py.typed", "kvferry/_native.pyi"} <= names
     assert any(name.endswith("LICENSE") for name in names)
-    wanted = (".py", ".pyi", ".so", "py.typed")
+    headers = {
+        f"kvferry/sdk/include/kvferry/{path.name}" for path in (ROOT / "native/include/kvferry").iterdir()
+    }
+    assert headers | {"kvferry/sdk/lib/pkgconfig/kvferry.pc"} == {
+        name for name in names if name.endswith((".h", ".pc"))
+    }
+    wanted = (".py", ".pyi", ".so", ".h", ".pc", "py.typed")
     junk = [name for name in names if ".dist-info/" not in name and not name.endswith(wanted)]
     assert junk == []
     assert not [name for name in names if re.search(r"(^|/)(tests?|__pycache__|build)/", name)]

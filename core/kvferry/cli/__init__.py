@@ -15,6 +15,7 @@ _COMMANDS = {
     "config": ("kvferry.cli.config", "Show the effective settings, or all that exist."),
     "doctor": ("kvferry.cli.doctor", "Say what this host can do, and how to fix what it cannot."),
     "router": ("kvferry.cli.router", "Run the HTTP front of prefill and decode servers."),
+    "sdk": ("kvferry.cli.sdk", "Say where the C and C++ interface is installed."),
     "topology": ("kvferry.cli.topology", "Show NUMA nodes, network interfaces and accelerators as a tree."),
 }
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from kvferry._native import Endpoint, Message, PeerStats, Plan, RegionInfo, Topology
 from kvferry.config import TransferOptions
 from kvferry.transfer._topology import topology
+from kvferry.transfer.convenience import Remote, TransferEngine
 from kvferry.transfer.engine import Engine
 from kvferry.transfer.handle import Transfer
 from kvferry.transfer.peer import Peer
@@ -24,8 +25,10 @@ __all__ = [
     "Plan",
     "Region",
     "RegionInfo",
+    "Remote",
     "Topology",
     "Transfer",
+    "TransferEngine",
     "TransferOptions",
     "TransferStages",
     "TransportStats",

@@ -8,11 +8,12 @@
 #include <string>
 #include <string_view>
 
+#include "kvferry/export.h"
 #include "kvferry/status.h"
 
 namespace kvferry {
 
-class Endpoint {
+class KVFERRY_API Endpoint {
  public:
   enum class Family : std::uint8_t { kIPv4, kIPv6, kUnix };
 

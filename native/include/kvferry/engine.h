@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "kvferry/endpoint.h"
+#include "kvferry/export.h"
 #include "kvferry/file_options.h"
 #include "kvferry/node_id.h"
 #include "kvferry/status.h"
@@ -114,7 +115,7 @@ struct SubmitOptions {
   Priority priority = Priority::kNormal;
 };
 
-class Engine {
+class KVFERRY_API Engine {
  public:
   static Result<std::unique_ptr<Engine>> create(EngineOptions options);
   virtual ~Engine() = default;  // close()

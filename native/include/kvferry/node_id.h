@@ -7,11 +7,12 @@
 #include <string>
 #include <string_view>
 
+#include "kvferry/export.h"
 #include "kvferry/status.h"
 
 namespace kvferry {
 
-struct NodeId {
+struct KVFERRY_API NodeId {
   std::array<std::uint8_t, 16> bytes{};
 
   static NodeId random();                             // getrandom(2)

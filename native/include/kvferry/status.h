@@ -8,6 +8,8 @@
 #include <string_view>
 #include <utility>
 
+#include "kvferry/export.h"
+
 namespace kvferry {
 
 // What kind of failure it is. Each code maps to one Python exception class (core/kvferry/errors.py).
@@ -31,9 +33,9 @@ enum class Code : std::uint8_t {
   kInternal,           // a bug in KVFerry
 };
 
-std::string_view code_name(Code code);
+KVFERRY_API std::string_view code_name(Code code);
 
-class [[nodiscard]] Status {
+class [[nodiscard]] KVFERRY_API Status {
  public:
   Status() = default;
   // `message` says: what, which peer or key, how long, what to do.
@@ -57,7 +59,7 @@ class [[nodiscard]] Status {
 };
 
 // Status{code, "<what>: <strerror(error)> (errno <n>)"}; picks nothing by itself: the caller knows the code.
-Status errno_status(Code code, std::string_view what, int error);
+KVFERRY_API Status errno_status(Code code, std::string_view what, int error);
 
 // A value or the Status that says why there is none.
 template <typename T>

@@ -7,6 +7,8 @@
 #include <string>
 #include <string_view>
 
+#include "kvferry/export.h"
+
 namespace kvferry {
 
 using Clock = std::chrono::steady_clock;
@@ -15,7 +17,7 @@ using std::chrono::milliseconds;
 
 enum class Op : std::uint8_t { kRead = 1, kWrite = 2 };  // seen from the initiator
 enum class MemoryKind : std::uint8_t { kHost = 0, kCuda = 1, kHip = 2, kAscend = 3, kFile = 4, kDax = 5 };
-std::string_view memory_kind_name(MemoryKind kind);  // "host", "cuda", ...
+KVFERRY_API std::string_view memory_kind_name(MemoryKind kind);  // "host", "cuda", ...
 
 enum Access : std::uint8_t { kRemoteRead = 1, kRemoteWrite = 2 };  // bit set
 

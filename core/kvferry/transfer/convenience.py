@@ -1,0 +1,202 @@
+"""Moving buffers by naming source and destination: the engine for scripts and first steps."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable, Sequence
+from types import TracebackType
+from typing import Any, Literal, NamedTuple
+
+import msgspec
+import numpy as np
+
+from kvferry._native import Endpoint, Message
+from kvferry.config import TransferOptions, load_config
+from kvferry.errors import DeadlineExceededError, InvalidArgumentError, NotFoundError
+from kvferry.transfer._buffers import HostMemory, host_memory
+from kvferry.transfer.engine import Access, Engine, Op
+from kvferry.transfer.handle import Transfer
+from kvferry.transfer.peer import Peer
+from kvferry.transfer.region import Region
+
+Protocol = Literal["auto", "shm", "tcp"]
+
+
+class Remote(NamedTuple):
+    """A place in a peer's memory: what `TransferEngine.remote` returns and transfers take."""
+
+    peer: Peer
+    region: str
+    region_id: int
+    offset: int  # bytes
+    length_bytes: int  # from the offset to the region's end
+
+    def at(self, offset: int) -> Remote:
+        """Return the place `offset` bytes further on. `InvalidArgumentError` outside of the region."""
+        if not 0 <= offset <= self.length_bytes:
+            raise InvalidArgumentError(
+                f"offset {offset} leaves region {self.region!r}: {self.length_bytes} bytes follow"
+            )
+        return self._replace(offset=self.offset + offset, length_bytes=self.length_bytes - offset)
+
+
+class _Move(NamedTuple):
+    """One contiguous run, resolved to regions."""
+
+    peer: Peer
+    op: Op
+    piece: tuple[int, int, int, int, int]  # local region, remote region, local offset, remote offset, length
+
+
+class TransferEngine:
+    """Registers buffers and moves bytes between them and peers, without plans.
+
+    A face over `Engine`, which `engine` gives access to and which is the one to use where the same blocks
+    move again and again. Buffers are anything with the buffer protocol, numpy arrays and torch tensors. A
+    context manager. Thread-safe.
+
+        engine = TransferEngine(protocol="tcp")
+        engine.register_memory(buffer, name="weights")
+        engine.wait(engine.transfer(engine.remote("10.0.0.1:7000", "weights"), buffer))
+    """
+
+    def __init__(self, protocol: Protocol = "auto", *, options: TransferOptions | None = None) -> None:
+        """Start listening. `protocol`: the only transport that may be used; "auto": the best that works.
+
+        `options` default to the settings that `kvferry config` shows. Raises what `Engine` raises, and
+        `ConfigError`.
+        """
+        chosen = load_config().transfer if options is None else options
+        if protocol != "auto":
+            chosen = msgspec.structs.replace(chosen, transports=(protocol,))
+        self.engine = Engine(chosen)
+        self._lock = threading.Lock()  # guards the two below
+        self._registered: list[tuple[HostMemory, Region]] = []
+        self._peers: dict[str, Peer] = {}
+
+    @property
+    def endpoint(self) -> Endpoint:
+        """What peers should connect to."""
+        return self.engine.endpoint
+
+    def register_memory(self, buffer: Any, *, name: str = "", access: Access = "rw") -> Region:
+        """Make a buffer usable by transfers, and reachable for peers as `access` says; see
+        `Engine.register`."""
+        region = self.engine.register(buffer, name=name, access=access)
+        with self._lock:
+            self._registered.append((host_memory(buffer), region))
+        return region
+
+    def unregister_memory(self, region: Region, timeout_s: float = 5.0) -> None:
+        """End what `register_memory` began; see `Region.unregister`."""
+        region.unregister(timeout_s)
+        with self._lock:
+            self._registered = [entry for entry in self._registered if entry[1] is not region]
+
+    def remote(self, endpoint: str, region: str, *, timeout_s: float | None = None) -> Remote:
+        """Return the start of the region that the engine at `endpoint` calls `region`.
+
+        Connects at the first call and after a loss; looks for new regions if the name is not known. Raises
+        what `Engine.connect` raises, and `NotFoundError`.
+        """
+        peer = self._connect(endpoint, timeout_s)
+        try:
+            info = peer.region(region)
+        except NotFoundError:
+            peer.refresh()
+            info = peer.region(region)
+        return Remote(peer, region, info.id, 0, info.length_bytes)
+
+    def transfer(
+        self, src: Any, dst: Any, size: int | None = None, *, timeout_s: float | None = None
+    ) -> Transfer:
+        """Start moving `size` bytes (default: as many as the smaller side has) from `src` to `dst`.
+
+        One side is a `Remote`, the other a registered buffer or a view of a part of one. `timeout_s`: when it
+        fails (default: the option transfer_timeout_s). Raises `InvalidArgumentError`, `OutOfRangeError`,
+        `AccessDeniedError`, `PeerLostError`.
+        """
+        (started,) = self.batch_transfer([(src, dst, size)], timeout_s=timeout_s)
+        return started
+
+    def batch_transfer(
+        self, moves: Iterable[tuple[Any, Any, int | None]], *, timeout_s: float | None = None
+    ) -> list[Transfer]:
+        """Start many moves (src, dst, size), see `transfer`; one transfer for each peer and direction."""
+        groups: dict[tuple[Peer, Op], list[tuple[int, int, int, int, int]]] = {}
+        for src, dst, size in moves:
+            move = self._resolve(src, dst, size)
+            groups.setdefault((move.peer, move.op), []).append(move.piece)
+        plans = [
+            self.engine.prepare(peer, np.array(pieces, np.uint64), op)
+            for (peer, op), pieces in groups.items()
+        ]
+        return [self.engine.submit(plan, timeout_s=timeout_s) for plan in plans]
+
+    def wait(self, transfers: Transfer | Sequence[Transfer], timeout_s: float | None = None) -> None:
+        """Block until all are over; raise the first failure.
+
+        `timeout_s` holds for each; default: its deadline. Raises `DeadlineExceededError` if one is not over
+        by then.
+        """
+        for transfer in [transfers] if isinstance(transfers, Transfer) else transfers:
+            if not transfer.wait(timeout_s):
+                raise DeadlineExceededError(f"{transfer!r} is not over after {timeout_s} s; it goes on")
+            transfer.raise_if_failed()
+
+    def send(self, remote: Remote, body: bytes, *, timeout_s: float = 5.0) -> None:
+        """Send a message to the peer of `remote`; see `Engine.send`."""
+        self.engine.send(remote.peer, body, timeout_s=timeout_s)
+
+    def next_message(self, timeout_s: float) -> Message | None:
+        """Wait for a message from any peer; see `Engine.next_message`."""
+        return self.engine.next_message(timeout_s)
+
+    def close(self) -> None:
+        """End the engine; idempotent."""
+        self.engine.close()
+
+    def __enter__(self) -> TransferEngine:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _connect(self, endpoint: str, timeout_s: float | None) -> Peer:
+        with self._lock:
+            peer = self._peers.get(endpoint)
+        if peer is not None and peer.alive:
+            return peer
+        peer = self.engine.connect(endpoint, timeout_s=timeout_s)
+        with self._lock:
+            self._peers[endpoint] = peer
+        return peer
+
+    def _resolve(self, src: Any, dst: Any, size: int | None) -> _Move:
+        if isinstance(src, Remote) == isinstance(dst, Remote):
+            raise InvalidArgumentError(
+                "one side of a transfer must be a Remote (see remote()) and the other a registered buffer"
+            )
+        op: Op = "read" if isinstance(src, Remote) else "write"
+        remote, buffer = (src, dst) if isinstance(src, Remote) else (dst, src)
+        memory = host_memory(buffer)
+        length = min(remote.length_bytes, memory.length_bytes) if size is None else size
+        if not 0 <= length <= memory.length_bytes:
+            raise InvalidArgumentError(
+                f"size {length} is outside of the buffer, which has {memory.length_bytes} bytes"
+            )
+        region, offset = self._region_of(memory)
+        return _Move(remote.peer, op, (region.id, remote.region_id, offset, remote.offset, length))
+
+    def _region_of(self, memory: HostMemory) -> tuple[Region, int]:
+        end = memory.address + memory.length_bytes
+        with self._lock:
+            for whole, region in self._registered:
+                if whole.address <= memory.address and end <= whole.address + whole.length_bytes:
+                    return region, memory.address - whole.address
+        raise InvalidArgumentError(
+            f"the buffer of {memory.length_bytes} bytes at {memory.address:#x} is not part of registered "
+            "memory: call register_memory first"
+        )
