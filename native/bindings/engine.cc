@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <limits>
+#include <optional>
 
 #include "buffers.h"
 #include "errors.h"
@@ -99,17 +100,38 @@ Priority parse_priority(std::string_view priority) {
       {Code::kInvalidArgument, "priority '" + std::string(priority) + "' must be 'high', 'normal' or 'low'"}};
 }
 
-using Start = Result<std::shared_ptr<Transfer>> (Engine::*)(const std::shared_ptr<const Plan>&, SubmitOptions);
-
-template <Start start>
-std::shared_ptr<Transfer> start_transfer(Engine& self, const std::shared_ptr<Plan>& plan, double timeout_s,
-                                         const py::bytes& notify, std::string_view priority) {
+SubmitOptions submit_options(double timeout_s, const py::bytes& notify, std::string_view priority) {
   SubmitOptions options;
   options.timeout = to_milliseconds(timeout_s);
   options.notify = std::string(notify);
   options.priority = parse_priority(priority);
+  return options;
+}
+
+std::shared_ptr<Transfer> submit(Engine& self, const std::shared_ptr<Plan>& plan, double timeout_s,
+                                 const py::bytes& notify, std::string_view priority) {
+  SubmitOptions options = submit_options(timeout_s, notify, priority);
   const GilRelease unlocked;
-  return unwrap((self.*start)(plan, std::move(options)));
+  return unwrap(self.submit(plan, std::move(options)));
+}
+
+// Python's signal handlers run, and may raise (Ctrl-C), while it waits; then the transfer is cancelled.
+std::shared_ptr<Transfer> execute(Engine& self, const std::shared_ptr<Plan>& plan, double timeout_s,
+                                  const py::bytes& notify, std::string_view priority) {
+  SubmitOptions options = submit_options(timeout_s, notify, priority);
+  std::optional<py::error_already_set> raised;
+  options.give_up = [&raised] {
+    const py::gil_scoped_acquire locked;
+    if (!raised && PyErr_CheckSignals() != 0) raised.emplace();
+    return raised.has_value();
+  };
+  std::shared_ptr<Transfer> transfer;
+  {
+    const GilRelease unlocked;
+    transfer = unwrap(self.execute(plan, std::move(options)));
+  }
+  if (raised) throw py::error_already_set(*raised);
+  return transfer;
 }
 
 void send(Engine& self, std::uint64_t peer, const py::bytes& body, double timeout_s) {
@@ -161,11 +183,9 @@ void bind_traffic(EngineClass& cls, Blocking& blocking) {
   cls.def("prepare_blocks", &prepare_blocks, py::arg("peer"), py::arg("op"), py::arg("local"), py::arg("remote"),
           py::arg("local_index"), py::arg("remote_index"));
   blocking.note("Engine.prepare_blocks");
-  cls.def("submit", &start_transfer<&Engine::submit>, py::arg("plan"), py::arg("timeout_s"), py::arg("notify"),
-          py::arg("priority"));
+  cls.def("submit", &submit, py::arg("plan"), py::arg("timeout_s"), py::arg("notify"), py::arg("priority"));
   blocking.note("Engine.submit");
-  cls.def("execute", &start_transfer<&Engine::execute>, py::arg("plan"), py::arg("timeout_s"), py::arg("notify"),
-          py::arg("priority"));
+  cls.def("execute", &execute, py::arg("plan"), py::arg("timeout_s"), py::arg("notify"), py::arg("priority"));
   blocking.note("Engine.execute");
   cls.def("send", &send, py::arg("peer"), py::arg("body"), py::arg("timeout_s"));
   blocking.note("Engine.send");

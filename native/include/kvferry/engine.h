@@ -5,6 +5,7 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <memory>
 #include <optional>
@@ -104,15 +105,18 @@ class Peer;      // one live control connection, either direction; outlives its 
 class Plan;      // immutable, may be submitted many times, from any thread
 class Transfer;  // one submission
 
-// While transfers of several classes wait, the higher class goes first, but of every 21 bytes 16 are of high, 4 of normal
-// and 1 of low priority (a slice counts for 64 KiB more than it has), so that none starves; a class that did not wait has
-// saved nothing up. Within a class slices are taken in turn.
+// While transfers of several classes wait, the higher class goes first, but of every 21 bytes 16 are of high, 4 of
+// normal and 1 of low priority (a slice counts for 64 KiB more than it has), so that none starves; a class that did not
+// wait has saved nothing up. Within a class slices are taken in turn.
 enum class Priority : std::uint8_t { kHigh, kNormal, kLow };
 
 struct SubmitOptions {
   std::optional<milliseconds> timeout;  // default EngineOptions::transfer_timeout
   std::string notify;                   // if not empty: sent to the peer as a message after the data is visible
   Priority priority = Priority::kNormal;
+  // For execute() only: asked by the calling thread, while it waits, when a signal came and every 200 ms. True cancels
+  // the transfer.
+  std::function<bool()> give_up;
 };
 
 class KVFERRY_API Engine {

@@ -5,7 +5,11 @@
 
 namespace kvferry {
 
-Deadline deadline_in(milliseconds timeout) { return Clock::now() + std::clamp(timeout, milliseconds(0), kLongestWait); }
+Deadline deadline_after(Clock::time_point start, milliseconds timeout) {
+  return start + std::clamp(timeout, milliseconds(0), kLongestWait);
+}
+
+Deadline deadline_in(milliseconds timeout) { return deadline_after(Clock::now(), timeout); }
 
 milliseconds remaining(Deadline deadline) {
   const Deadline now = Clock::now();

@@ -9,6 +9,7 @@ inline constexpr milliseconds kLongestWait = std::chrono::hours(24 * 365);
 
 // Now plus timeout; negative counts as 0, more than kLongestWait as kLongestWait.
 Deadline deadline_in(milliseconds timeout);
+Deadline deadline_after(Clock::time_point start, milliseconds timeout);  // the same from another time on
 inline bool expired(Deadline deadline) { return Clock::now() >= deadline; }
 // Time left, 0 if none; rounded up so that a loop around poll(2) never spins in the last millisecond.
 milliseconds remaining(Deadline deadline);

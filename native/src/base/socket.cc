@@ -12,6 +12,7 @@
 #include <chrono>
 
 #include "base/deadline.h"
+#include "base/signal_hook.h"
 
 namespace kvferry {
 namespace {
@@ -201,6 +202,7 @@ Status wait_for(int fd, short events, const Wait& wait) {
     std::array<pollfd, 2> pollers{pollfd{fd, events, 0}, pollfd{interrupt_fd, POLLIN, 0}};
     const int ready = ::poll(pollers.data(), pollers.size(), poll_timeout_ms(wait.deadline));
     if (ready < 0 && errno != EINTR) return errno_status(Code::kInternal, "poll", errno);
+    if (ready < 0) SignalHook::call();
     if (ready > 0 && pollers[1].revents != 0) return {Code::kCancelled, "interrupted"};
     if (ready > 0 && (pollers[0].revents & POLLNVAL) != 0) return {Code::kInternal, "poll on a closed descriptor"};
     if (ready > 0) return {};

@@ -5,6 +5,7 @@
 #include <string>
 #include <utility>
 
+#include "base/fork_count.h"
 #include "engine/peer.h"
 
 namespace kvferry {
@@ -17,12 +18,13 @@ EngineCore::EngineCore(EngineOptions opts, RegionDirectoryWriter region_director
       files(regions, options.io_uring),
       inbound(options.max_connections),
       process_(::getpid()),
+      forks_(fork_count()),
       metadata_(options.metadata) {
   regions.set_quiesce([this](Deadline deadline) { return attachments.quiesce(deadline); });
 }
 
 Status EngineCore::check_process() const {
-  if (::getpid() == process_) return {};
+  if (fork_count() == forks_) return {};
   return {Code::kUnsupported,
           "the engine belongs to process " + std::to_string(process_) + ", which forked this one; make an engine here"};
 }

@@ -58,6 +58,7 @@ struct EngineCore {
 
  private:
   const pid_t process_;
+  const std::uint64_t forks_;  // as of then
   mutable std::mutex metadata_mutex_;
   std::string metadata_;
 };

@@ -6,6 +6,7 @@
 #include "base/deadline.h"
 #include "base/limits.h"
 #include "base/log.h"
+#include "base/signal_hook.h"
 #include "engine/engine_options.h"
 #include "engine/peer.h"
 #include "engine/plan.h"
@@ -20,6 +21,7 @@ namespace kvferry {
 namespace {
 
 constexpr milliseconds kSettleMargin{5000};  // what threads may need to notice that a transfer's time is up
+constexpr milliseconds kAskEvery{200};       // whether execute() should give up
 constexpr milliseconds kCloseQuiesce{2000};  // for peers of this host that are copying when we close
 
 std::unique_ptr<Transport> with_faults(std::unique_ptr<Transport> transport, const std::vector<FaultRule>& faults) {
@@ -259,10 +261,16 @@ Result<std::shared_ptr<TransferImpl>> EngineImpl::begin(const std::shared_ptr<co
     order.pins.push_back(std::move(pin));
   }
   order.started = started;
-  order.deadline = deadline_in(options.timeout.value_or(core_->options.transfer_timeout));
+  order.deadline = deadline_after(started, options.timeout.value_or(core_->options.transfer_timeout));
   order.notify = std::move(options.notify);
   order.priority = options.priority;
   auto transfer = std::make_shared<TransferImpl>(std::move(order));
+  std::optional<SignalHook> hook;
+  if (options.give_up) {
+    hook.emplace([&] {
+      if (options.give_up()) transfer->cancel();
+    });
+  }
   KVF_RETURN_IF_ERROR(transfer->plan().peer()->lanes().enqueue(transfer, help));
   core_->counters.add(Counters::kTransfersSubmitted);
   if (!transfer->settled()) core_->keeper.expect(transfer->deadline());
@@ -270,15 +278,19 @@ Result<std::shared_ptr<TransferImpl>> EngineImpl::begin(const std::shared_ptr<co
 }
 
 Result<std::shared_ptr<Transfer>> EngineImpl::submit(const std::shared_ptr<const Plan>& plan, SubmitOptions options) {
+  options.give_up = nullptr;
   KVF_ASSIGN_OR_RETURN(auto transfer, begin(plan, std::move(options), LanePool::Help::kCopy));
   return std::shared_ptr<Transfer>(std::move(transfer));
 }
 
 Result<std::shared_ptr<Transfer>> EngineImpl::execute(const std::shared_ptr<const Plan>& plan, SubmitOptions options) {
+  const auto give_up = options.give_up;
   KVF_ASSIGN_OR_RETURN(auto transfer, begin(plan, std::move(options), LanePool::Help::kMove));
   // It settles by itself, at the latest soon after its deadline.
-  if (!transfer->wait(remaining(transfer->deadline()) + kSettleMargin)) {
-    return {Code::kInternal, "a transfer did not settle at its deadline"};
+  const Deadline latest = deadline_after(transfer->deadline(), kSettleMargin);
+  while (!transfer->wait(std::min(remaining(latest), kAskEvery))) {
+    if (expired(latest)) return {Code::kInternal, "a transfer did not settle at its deadline"};
+    if (give_up && give_up()) transfer->cancel();
   }
   return std::shared_ptr<Transfer>(std::move(transfer));
 }

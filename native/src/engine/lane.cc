@@ -15,8 +15,9 @@ constexpr milliseconds kShortestTry{1000};
 
 // A hung rail must leave time for another one: each try gets a third of what is left.
 Deadline try_deadline(Deadline transfer_deadline) {
-  const milliseconds share = std::max(remaining(transfer_deadline) / 3, kShortestTry);
-  return sooner(transfer_deadline, deadline_in(share));
+  const Clock::time_point now = Clock::now();
+  const Clock::duration share = std::max<Clock::duration>((transfer_deadline - now) / 3, kShortestTry);
+  return sooner(transfer_deadline, now + share);
 }
 
 }  // namespace
