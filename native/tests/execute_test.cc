@@ -208,8 +208,11 @@ class Queued : public ::testing::TestWithParam<const char*> {
     return *transfer;
   }
   void submit(std::uint64_t length, std::string name, Priority priority = Priority::kNormal) {
-    queued_.push_back(
-        start(pair_.plan(length), {.timeout = kPatience, .notify = std::move(name), .priority = priority}));
+    SubmitOptions options;
+    options.timeout = kPatience;
+    options.notify = std::move(name);
+    options.priority = priority;
+    queued_.push_back(start(pair_.plan(length), options));
   }
   std::vector<std::string> order_of_completion() {
     holder_->cancel();

@@ -6,7 +6,17 @@ Errors are those of `kvferry.errors`; no other exception leaves here except for 
 
 from __future__ import annotations
 
-from kvferry._native import Endpoint, Message, PeerStats, Plan, RegionInfo, Topology
+from kvferry._native import (
+    BlockList,
+    Endpoint,
+    Message,
+    PeerStats,
+    Plan,
+    RegionInfo,
+    Topology,
+    TransferStages,
+    TransportStats,
+)
 from kvferry.config import TransferOptions
 from kvferry.transfer._topology import topology
 from kvferry.transfer.convenience import Remote, TransferEngine

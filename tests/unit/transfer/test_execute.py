@@ -8,8 +8,9 @@ import time
 import numpy as np
 import pytest
 
-from _engines import engine_pair, pattern, pieces
+from _engines import Child, engine_pair, options, pattern, pieces
 from kvferry.errors import DeadlineExceededError, InvalidArgumentError, StaleError
+from kvferry.transfer import Engine
 
 SIZE = 1 << 20
 
@@ -72,23 +73,32 @@ class Alarm(Exception):
     pass
 
 
-def test_a_signal_handler_runs_and_may_end_it(hanging):
-    engine, plan = hanging
-
+def test_a_signal_handler_runs_and_may_end_it():
     def ring(*_):
         raise Alarm
 
-    before = signal.signal(signal.SIGUSR1, ring)
-    timer = threading.Timer(0.1, lambda: os.kill(os.getpid(), signal.SIGUSR1))
-    timer.start()
-    begin = time.monotonic()
-    try:
-        with pytest.raises(Alarm):
-            engine.execute(plan, timeout_s=60.0)
-    finally:
-        timer.join()
-        signal.signal(signal.SIGUSR1, before)
-    assert time.monotonic() - begin < 30
+    with (
+        Child([{"name": "m", "length": 4096}], transports=["tcp"]) as child,
+        Engine(options("tcp")) as engine,
+    ):
+        here = engine.register(bytearray(4096), name="h")
+        peer = engine.connect(child.endpoint)
+        there = peer.region("m")
+        plan = engine.prepare(peer, pieces((here.id, there.id, 0, 0, 4096)), "read")
+        engine.execute(plan).raise_if_failed()
+        child.process.send_signal(signal.SIGSTOP)
+        before = signal.signal(signal.SIGUSR1, ring)
+        timer = threading.Timer(0.2, lambda: os.kill(os.getpid(), signal.SIGUSR1))
+        timer.start()
+        begin = time.monotonic()
+        try:
+            with pytest.raises(Alarm):
+                engine.execute(plan, timeout_s=60.0)
+        finally:
+            timer.join()
+            signal.signal(signal.SIGUSR1, before)
+            child.process.send_signal(signal.SIGCONT)
+        assert time.monotonic() - begin < 15, "the peer would have been declared lost by itself"
 
 
 def test_priorities_have_names(wired):
