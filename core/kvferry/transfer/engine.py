@@ -239,7 +239,8 @@ class Engine:
 
         The calling thread moves the data itself if nobody else needs the connection, which saves waking other
         threads: the way to the lowest latency. Blocks up to `timeout_s`; other Python threads and signal
-        handlers run meanwhile, and a handler that raises (Ctrl-C) cancels the transfer. Raises as `submit`; whether the pieces were moved is in the transfer (`raise_if_failed`).
+        handlers run meanwhile, and a handler that raises (Ctrl-C) cancels the transfer. Raises as `submit`;
+        whether the pieces were moved is in the transfer (`raise_if_failed`).
         """
         limit_s = self._options.transfer_timeout_s if timeout_s is None else timeout_s
         return Transfer(self._native.execute(plan, limit_s, notify, priority), plan, limit_s)
