@@ -18,6 +18,14 @@ std::size_t most_rails(const std::vector<Transport*>& ranked) {
   return most;
 }
 
+// Why a run failed that is not tried again. What every path would say comes first.
+Status reason_locked(const TransferImpl& transfer, const Status& result, bool late) {
+  if (is_final(result.code())) return result;
+  if (transfer.stop_flag().load()) return transfer.abort_reason_locked();
+  if (!late || result.code() == Code::kDeadlineExceeded) return result;
+  return {Code::kDeadlineExceeded, "no time was left for another try: " + result.message()};
+}
+
 }  // namespace
 
 LanePool::LanePool(std::vector<Transport*> ranked, PeerContext peer, const EngineOptions& options, Counters& counters,
@@ -171,13 +179,7 @@ bool LanePool::record_results_locked(Slice* slice, const Status& rail_status) {
     const bool final = is_final(result.code());
     if (may_retry && !final) return true;
     if (rail_status.ok() && !final) transfer.warn_locked(result.message());
-    Status why = result;
-    if (!final && aborted) {
-      why = transfer.abort_reason_locked();
-    } else if (!final && late && why.code() != Code::kDeadlineExceeded) {
-      why = {Code::kDeadlineExceeded, "no time was left for another try: " + result.message()};
-    }
-    transfer.fail_run_locked(slice->run_at(place), why);
+    transfer.fail_run_locked(slice->run_at(place), reason_locked(transfer, result, late));
     return false;
   });
   if (retry) ++slice->attempts;
