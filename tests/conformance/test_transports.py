@@ -13,6 +13,7 @@ from kvferry.transfer import Transfer
 
 pytest.register_assert_rewrite("kvferry.testing.transports")
 
+from kvferry.testing.rigs import FileRig, Rig  # noqa: E402
 from kvferry.testing.transports import TransportConformance  # noqa: E402
 
 
@@ -49,6 +50,21 @@ class TestShmThatIsLate(TransportConformance):
     transport = "shm"
     near_options = {"fault_plan": "*:delay=1"}
     beyond_4_gib = False
+
+
+class TestFiles(TransportConformance):
+    transport = "file"
+    beyond_4_gib = False
+
+    @classmethod
+    def make_rig(cls) -> Rig:
+        return FileRig({})
+
+    def await_echo(self, rig: Rig, body: bytes) -> None:
+        """The engine is its own peer: the message is the one that was sent."""
+        message = rig.engine.next_message(10.0)
+        assert message is not None
+        assert message.body == body
 
 
 class TestTcpThatBreaksNowAndThen(TransportConformance):

@@ -9,7 +9,10 @@ from __future__ import annotations
 import abc
 import contextlib
 import hashlib
+import os
+import tempfile
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from types import TracebackType
 from typing import Any, NamedTuple
 
@@ -18,6 +21,7 @@ import numpy as np
 from kvferry.errors import UnavailableError
 from kvferry.testing.engines import Bytes, Child, pattern, pieces, sparse, wait_until
 from kvferry.transfer import Engine, Peer, Region, TransferOptions
+from kvferry.transfer.engine import Access
 
 
 class Far(abc.ABC):
@@ -90,7 +94,9 @@ class Rig(abc.ABC):
         return Near(self.engine.register(memory, name="near", access="rw"), memory)
 
     @abc.abstractmethod
-    def far(self, name: str, length: int, *, seed: int = 0, access: str = "rw", empty: bool = False) -> Far:
+    def far(
+        self, name: str, length: int, *, seed: int = 0, access: Access = "rw", empty: bool = False
+    ) -> Far:
         """Memory that holds `pattern(length, seed)`, or zeros of which no page exists (`empty`)."""
 
     @abc.abstractmethod
@@ -155,7 +161,9 @@ class ProcessRig(Rig):
             self.close()
             raise
 
-    def far(self, name: str, length: int, *, seed: int = 0, access: str = "rw", empty: bool = False) -> Far:
+    def far(
+        self, name: str, length: int, *, seed: int = 0, access: Access = "rw", empty: bool = False
+    ) -> Far:
         """As `Rig.far`; the child registers or allocates it."""
         self._names += 1
         memory = {"sparse": True} if empty else {"seed": seed, "allocate": self._allocate}
@@ -191,6 +199,51 @@ class ProcessRig(Rig):
         self.child.close()
 
 
+class _OfFile(Far):
+    def __init__(self, engine: Engine, path: Path, access: Access) -> None:
+        self._path = path
+        self._region = engine.open_file(path, access=access)
+        self.id = self._region.id
+
+    def content(self, offset: int, length: int) -> bytes:
+        with self._path.open("rb") as file:
+            file.seek(offset)
+            return file.read(length)
+
+    def put(self, offset: int, data: bytes) -> None:
+        with self._path.open("r+b") as file:
+            file.seek(offset)
+            file.write(data)
+
+    def unregister(self) -> None:
+        self._region.unregister(10.0)
+
+
+class FileRig(Rig):
+    """The far end is files of a temporary folder, and the peer is the engine itself."""
+
+    def __init__(self, options: Mapping[str, Any]) -> None:
+        self._folder = tempfile.TemporaryDirectory(prefix="kvferry-rig-")
+        self._names = 0
+        self.engine = Engine(TransferOptions(**options))
+        self.peer = self.engine.self_peer
+
+    def far(
+        self, name: str, length: int, *, seed: int = 0, access: Access = "rw", empty: bool = False
+    ) -> Far:
+        """As `Rig.far`: a file, sparse if `empty`."""
+        self._names += 1
+        path = Path(self._folder.name) / f"{name}-{self._names}"
+        path.write_bytes(b"" if empty else pattern(length, seed).tobytes())
+        os.truncate(path, length)
+        return _OfFile(self.engine, path, access)
+
+    def close(self) -> None:
+        """Close the engine, delete the files."""
+        self.engine.close()
+        self._folder.cleanup()
+
+
 def aliased(length: int, distinct: tuple[tuple[int, int], ...], chunk: int = 32 << 20) -> Bytes:
     """Address space of `length` bytes whose pages are the same `chunk` bytes over and over.
 
@@ -205,7 +258,6 @@ class _AddressSpace:
 
     def __init__(self, length: int, chunk: int, distinct: tuple[tuple[int, int], ...]) -> None:
         import mmap
-        import os
 
         self._length = length
         self._fd = os.memfd_create("kvferry-aliased")

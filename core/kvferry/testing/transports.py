@@ -35,6 +35,7 @@ from kvferry.errors import (
 )
 from kvferry.testing.engines import Bytes, move, pattern, pieces, sparse, wait_until
 from kvferry.testing.rigs import ProcessRig, Rig, Scene, aliased
+from kvferry.transfer.engine import Access, Op
 
 LENGTH = 8 << 20
 SIZES = [0, 1, 7, 63, 64, 4095, 4096, (64 << 10) + 1, (1 << 20) - 1, (4 << 20) + 3]
@@ -249,7 +250,8 @@ class TransportConformance:
                 rig.engine.prepare(rig.peer, pieces(row), "read")
 
     def test_rights_are_kept(self, rig: Rig, scene: Scene) -> None:
-        for access, allowed, denied in (("r", "read", "write"), ("w", "write", "read")):
+        ways: tuple[tuple[Access, Op, Op], ...] = (("r", "read", "write"), ("w", "write", "read"))
+        for access, allowed, denied in ways:
             far = rig.far("limited", 4096, seed=5, access=access)
             rows = Scene(scene.near, far, scene.held).rows((0, 0, 4096))
             assert move(rig.engine, rig.peer, rows, allowed).error is None
@@ -354,10 +356,10 @@ class TransportConformance:
             rows = scene.rows((0, 0, 1 << 20))
             transfer = move(rig.engine, rig.peer, rows, "write", notify=b"written")
             assert transfer.error is None
-            self._await_echo(rig, b"written")
+            self.await_echo(rig, b"written")
             assert scene.far.digest(0, 1 << 20) == _digest(data)
 
-    def _await_echo(self, rig: Rig, body: bytes) -> None:
+    def await_echo(self, rig: Rig, body: bytes) -> None:
         """The far engine answers each message with itself; override for one that does not."""
         message = rig.engine.next_message(10.0)
         assert message is not None
