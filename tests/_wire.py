@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
+import hmac
 import os
 import socket
 import struct
@@ -54,12 +56,17 @@ def frame(kind: int, body: bytes = b"", *, request: int = 0, **lies: int | bytes
 
 
 def hello(
-    purpose: int, *, node: bytes = b"", expected: bytes = bytes(16), versions: tuple[int, int] = (1, 1)
+    purpose: int,
+    *,
+    node: bytes = b"",
+    expected: bytes = bytes(16),
+    versions: tuple[int, int] = (1, 1),
+    has_secret: bool = False,
 ) -> bytes:
     """A HELLO body of a node that exists nowhere."""
     host = os.urandom(16) + struct.pack("<QQ", 1, 1)
     return (
-        bytes([*versions, purpose, 0])
+        bytes([*versions, purpose, has_secret])
         + (node or os.urandom(16))
         + expected
         + host
@@ -95,6 +102,7 @@ class Attacker:
 
     def __init__(self, endpoint: Endpoint | str, timeout_s: float = 10.0) -> None:
         address = Endpoint(endpoint) if isinstance(endpoint, str) else endpoint
+        self.endpoint = endpoint
         self.socket = socket.create_connection((address.host, address.port), timeout=timeout_s)
 
     def send(self, data: bytes) -> None:
@@ -149,3 +157,66 @@ class Attacker:
 
     def __exit__(self, *_: object) -> None:
         self.socket.close()
+
+
+INITIATOR, ACCEPTOR = 1, 2
+TAG_BYTES = 16
+
+
+def proof(secret: bytes, role: int, hello_body: bytes, ack_body: bytes) -> bytes:
+    """The proof of the secret in a handshake without TLS."""
+    head = b"kvferry handshake 1" + bytes([role, 0]) + struct.pack("<I", len(hello_body))
+    return hmac.digest(secret, head + hello_body + ack_body[:-32], "sha256")
+
+
+def frame_key(secret: bytes, sender: int, hello_body: bytes, ack_body: bytes) -> bytes:
+    """The key for the tags of what `sender` sends (HKDF, one block)."""
+    salt = hello_body[68:100] + ack_body[52:84]
+    info = b"kvferry frames 1" + bytes([sender, hello_body[2]]) + hello_body[4:20] + ack_body[4:20]
+    return hmac.digest(hmac.digest(salt, secret, "sha256"), info + b"\x01", "sha256")
+
+
+class Member(Attacker):
+    """Somebody who knows the secret: a member of the cluster, or who records and changes what one sends."""
+
+    def __init__(self, endpoint: Endpoint | str, secret: bytes, timeout_s: float = 10.0) -> None:
+        super().__init__(endpoint, timeout_s)
+        self.secret = secret
+        self._sent = self._received = 0
+        self._send_key = self._receive_key = b""
+
+    def handshake(self, purpose: int, node: bytes = b"") -> None:
+        """A correct handshake; everything that follows has tags."""
+        greeting = hello(purpose, node=node, has_secret=True)
+        self.send(frame(HELLO, greeting))
+        answer = self.receive()
+        assert answer is not None
+        assert answer[0] == HELLO_ACK, answer
+        ack = answer[1]
+        assert hmac.compare_digest(ack[-32:], proof(self.secret, ACCEPTOR, greeting, ack))
+        self.send(frame(AUTH, proof(self.secret, INITIATOR, greeting, ack)))
+        self._send_key = frame_key(self.secret, INITIATOR, greeting, ack)
+        self._receive_key = frame_key(self.secret, ACCEPTOR, greeting, ack)
+        if purpose == CONTROL:
+            assert self.receive_tagged()[0] == REGIONS
+
+    def _tag(self, key: bytes, sender: int, number: int, data: bytes) -> bytes:
+        return hmac.digest(key, bytes([sender]) + struct.pack("<Q", number) + data, hashlib.sha256)[
+            :TAG_BYTES
+        ]
+
+    def tagged(self, kind: int, body: bytes = b"", *, request: int = 0) -> bytes:
+        """The next frame of this side, with its tag; frames count as they are made."""
+        data = frame(kind, body, request=request)
+        number, self._sent = self._sent, self._sent + 1
+        return data + self._tag(self._send_key, INITIATOR, number, data)
+
+    def receive_tagged(self) -> tuple[int, bytes]:
+        """The next frame without payload of the other side; its tag must be right."""
+        header = self._exactly(HEADER.size)
+        assert header is not None
+        body = self._exactly(HEADER.unpack(header)[4])
+        assert body is not None
+        number, self._received = self._received, self._received + 1
+        assert self._exactly(TAG_BYTES) == self._tag(self._receive_key, ACCEPTOR, number, header + body)
+        return header[5], body

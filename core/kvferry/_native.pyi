@@ -35,6 +35,7 @@ __all__: list[str] = [
     "device_drivers",
     "discover_topology",
     "set_log_level",
+    "tls_library",
 ]
 
 class LogQueue:
@@ -191,6 +192,10 @@ class EngineOptions:
     fault_plan: str
     io_uring: bool
     metadata: bytes
+    tls: bool
+    tls_ca_file: str
+    tls_cert_file: str
+    tls_key_file: str
     def __init__(self) -> None: ...
     @property
     def connect_timeout_s(self) -> float: ...
@@ -494,6 +499,11 @@ def discover_topology(root: str = "/") -> Topology: ...
 def set_log_level(level: int) -> None:
     """
     Drop native log lines below this level (10 debug, 20 info, 30 warning, 40 error).
+    """
+
+def tls_library() -> str:
+    """
+    Version of the library used for TLS, or an error.
     """
 
 BLOCKING: tuple[str, ...] = (

@@ -1,6 +1,7 @@
 #include <pybind11/stl.h>
 
 #include "kvferry/engine.h"
+#include "errors.h"
 #include "module.h"
 #include "seconds.h"
 
@@ -24,6 +25,10 @@ void bind_options(py::module_& module) {
       .def_readwrite("transports", &EngineOptions::transports)
       .def_readwrite("allow_fallback", &EngineOptions::allow_fallback)
       .def_readwrite("cluster_secret", &EngineOptions::cluster_secret)
+      .def_readwrite("tls", &EngineOptions::tls)
+      .def_readwrite("tls_cert_file", &EngineOptions::tls_cert_file)
+      .def_readwrite("tls_key_file", &EngineOptions::tls_key_file)
+      .def_readwrite("tls_ca_file", &EngineOptions::tls_ca_file)
       .def_property(
           "metadata", [](const EngineOptions& self) { return py::bytes(self.metadata); },
           [](EngineOptions& self, const py::bytes& metadata) { self.metadata = std::string(metadata); })
@@ -35,6 +40,8 @@ void bind_options(py::module_& module) {
       .def_readwrite("io_uring", &EngineOptions::io_uring)
       .def_readwrite("advise_huge_pages", &EngineOptions::advise_huge_pages)
       .def_readwrite("fault_plan", &EngineOptions::fault_plan);
+  module.def(
+      "tls_library", [] { return unwrap(tls_library()); }, "Version of the library used for TLS, or an error.");
   def_seconds<&EngineOptions::connect_timeout>(cls, "connect_timeout_s");
   def_seconds<&EngineOptions::transfer_timeout>(cls, "transfer_timeout_s");
   def_seconds<&EngineOptions::idle_probe>(cls, "idle_probe_s");

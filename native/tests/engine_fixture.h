@@ -34,9 +34,10 @@ inline EngineOptions options_for(std::vector<std::string> transports) {
   return options;
 }
 
-// What both ends must agree on: "" (nothing), or "secret" (the frames are tagged).
+// What both ends must agree on: "" (nothing), "secret" (the frames are tagged), or "tls" (with a key from the secret).
 inline EngineOptions secured(EngineOptions options, std::string_view security) {
-  if (security == "secret") options.cluster_secret = "sixteen bytes or more";
+  if (security != "") options.cluster_secret = "sixteen bytes or more";
+  options.tls = security == "tls";
   return options;
 }
 

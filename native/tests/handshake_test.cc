@@ -20,17 +20,17 @@ class Handshake : public testing::Test {
   void exchange(std::string_view secret) {
     hello.has_secret = ack.has_secret = !secret.empty();
     hello_body = hello.encode();
-    ack.proof = handshake_proof(secret, Role::kAcceptor, hello_body, ack.encode());
+    ack.proof = handshake_proof({secret, {}}, Role::kAcceptor, hello_body, ack.encode());
     ack_body = ack.encode();
-    auth.proof = handshake_proof(secret, Role::kInitiator, hello_body, ack_body);
+    auth.proof = handshake_proof({secret, {}}, Role::kInitiator, hello_body, ack_body);
   }
   Status at_acceptor(std::string_view secret) {
     return check_hello(*Hello::decode(hello_body), ack.self, "10.0.0.1:7000", !secret.empty());
   }
   Status at_initiator(std::string_view secret) {
-    return check_hello_ack(*HelloAck::decode(ack_body), ack_body, hello, hello_body, secret);
+    return check_hello_ack(*HelloAck::decode(ack_body), ack_body, hello, hello_body, {secret, {}});
   }
-  Status at_end(std::string_view secret) { return check_auth(auth, hello_body, ack_body, secret); }
+  Status at_end(std::string_view secret) { return check_auth(auth, hello_body, ack_body, {secret, {}}); }
 
   Hello hello;
   HelloAck ack;
@@ -45,6 +45,15 @@ TEST_F(Handshake, SucceedsWithAndWithoutSecret) {
     EXPECT_TRUE(at_initiator(secret).ok());
     EXPECT_TRUE(at_end(secret).ok());
   }
+}
+
+TEST_F(Handshake, ProofsAreForOneTlsSessionOnly) {
+  exchange(kSecret);
+  const Bytes binding(32, std::byte{7});
+  const Digest bound = handshake_proof({kSecret, binding}, Role::kInitiator, hello_body, ack_body);
+  EXPECT_NE(bound, auth.proof);
+  EXPECT_EQ(check_auth({bound}, hello_body, ack_body, {kSecret, {}}).code(), Code::kUnauthenticated);
+  EXPECT_TRUE(check_auth({bound}, hello_body, ack_body, {kSecret, binding}).ok());
 }
 
 TEST_F(Handshake, OtherSecretIsRefusedByBothSides) {
@@ -79,16 +88,16 @@ TEST_F(Handshake, ProofOfAnotherConversationIsRefused) {
 
 TEST_F(Handshake, EveryByteIsCovered) {
   exchange(kSecret);
-  const Digest proof = handshake_proof(kSecret, Role::kInitiator, hello_body, ack_body);
+  const Digest proof = handshake_proof({kSecret, {}}, Role::kInitiator, hello_body, ack_body);
   for (std::size_t i = 0; i < hello_body.size(); ++i) {
     Bytes changed = hello_body;
     changed[i] ^= std::byte{1};
-    EXPECT_NE(handshake_proof(kSecret, Role::kInitiator, changed, ack_body), proof) << "HELLO byte " << i;
+    EXPECT_NE(handshake_proof({kSecret, {}}, Role::kInitiator, changed, ack_body), proof) << "HELLO byte " << i;
   }
   for (std::size_t i = 0; i + 32 < ack_body.size(); ++i) {
     Bytes changed = ack_body;
     changed[i] ^= std::byte{1};
-    EXPECT_NE(handshake_proof(kSecret, Role::kInitiator, hello_body, changed), proof) << "HELLO_ACK byte " << i;
+    EXPECT_NE(handshake_proof({kSecret, {}}, Role::kInitiator, hello_body, changed), proof) << "HELLO_ACK byte " << i;
   }
 }
 

@@ -12,6 +12,7 @@
 #include <string>
 #include <thread>
 
+#include "base/tls_library.h"
 #include "child_process.h"
 #include "engine_fixture.h"
 #include "mapped_files.h"
@@ -58,6 +59,8 @@ class TransportConformance : public ::testing::TestWithParam<Setup> {
   static constexpr std::uint64_t kLength = 12u << 20;
 
   void SetUp() override {
+    const auto tls = TlsLibrary::get();
+    if (GetParam().security == "tls" && !tls.ok()) GTEST_SKIP() << tls.status().to_string();
     EngineOptions near_options = options();
     near_options.fault_plan = GetParam().fault_plan;
     near_ = make_engine(near_options);
@@ -69,6 +72,7 @@ class TransportConformance : public ::testing::TestWithParam<Setup> {
     ASSERT_TRUE(peer_);
   }
   void TearDown() override {
+    if (!near_ || !far_) return;
     near_->close();
     far_->close();
   }

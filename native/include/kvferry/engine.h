@@ -28,6 +28,10 @@ struct EngineOptions {
   std::vector<std::string> transports{"shm", "tcp"};  // best first
   bool allow_fallback = true;                         // false: only transports[0] may be used
   std::string cluster_secret;                         // required (>= 16 bytes) when bind is not loopback
+  bool tls = false;                                   // TLS 1.3 on all tcp connections; all nodes alike
+  std::string tls_cert_file;                          // PEM files; none of the three: a key from cluster_secret
+  std::string tls_key_file;
+  std::string tls_ca_file;
   std::string metadata;                               // opaque, handed to every peer at hello; at most 64 KiB
   std::uint32_t tcp_streams = 2;                      // data connections per peer
   std::uint32_t shm_lanes = 0;                        // copying threads per peer; 0: by the number of cores
@@ -41,6 +45,10 @@ struct EngineOptions {
   milliseconds idle_probe{5000};         // control connections are pinged when idle; 3 missed = peer lost
   std::string fault_plan;                // tests only: see transport/fault/fault_plan.h; empty = off
 };
+
+// The library that EngineOptions::tls would use, e.g. "OpenSSL 3.0.19 27 Jan 2026"; else kUnsupported, with what to
+// install.
+KVFERRY_API Result<std::string> tls_library();
 
 struct Piece {                      // one contiguous run to move
   std::uint32_t local_region = 0;   // id of one of our regions
@@ -185,7 +193,8 @@ class Peer {
   virtual bool same_host() const = 0;
   virtual Status status() const = 0;  // OK while alive, else why it was lost
   virtual PeerStats stats() const = 0;
-  virtual std::string transport_note() const = 0;  // why the transport in use was chosen, e.g. why shm was not possible
+  virtual std::string transport_note()
+      const = 0;  // why the transport in use was chosen, e.g. why shm was not possible; and TLS
   virtual void close() = 0;
 };
 

@@ -51,6 +51,7 @@ Result<std::unique_ptr<EngineImpl>> EngineImpl::start(EngineOptions options) {
   core->local.id = id;
   core->local.host = HostId::current();
   core->local.secret = core->options.cluster_secret;
+  KVF_ASSIGN_OR_RETURN(core->local.tls, tls_context(core->options));
 
   std::unique_ptr<EngineImpl> engine(new EngineImpl(core, std::move(listener)));
   KVF_ASSIGN_OR_RETURN(engine->advertised_, advertised_endpoint(core->options, engine->listener_.endpoint()));

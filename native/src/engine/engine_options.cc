@@ -5,6 +5,7 @@
 #include <string>
 
 #include "base/limits.h"
+#include "base/sha256.h"
 
 namespace kvferry {
 namespace {
@@ -33,6 +34,17 @@ Status check_positive(milliseconds value, std::string_view name) {
   return value.count() > 0 ? Status() : bad(std::string(name) + " must be longer than 0");
 }
 
+Status check_tls(const EngineOptions& options) {
+  const bool any = !options.tls_cert_file.empty() || !options.tls_key_file.empty() || !options.tls_ca_file.empty();
+  const bool all = !options.tls_cert_file.empty() && !options.tls_key_file.empty() && !options.tls_ca_file.empty();
+  if (any && !options.tls) return bad("tls is off, but files for it are given: set tls, or drop tls_*_file");
+  if (any != all) return bad("tls_cert_file, tls_key_file and tls_ca_file go together; one or two of them are missing");
+  if (options.tls && !any && options.cluster_secret.empty()) {
+    return bad("tls needs a key: set cluster_secret, or tls_cert_file, tls_key_file and tls_ca_file");
+  }
+  return {};
+}
+
 }  // namespace
 
 Status check_options(const EngineOptions& options) {
@@ -44,6 +56,7 @@ Status check_options(const EngineOptions& options) {
   if (!options.cluster_secret.empty() && options.cluster_secret.size() < kMinSecretBytes) {
     return bad("cluster_secret is shorter than " + std::to_string(kMinSecretBytes) + " bytes");
   }
+  KVF_RETURN_IF_ERROR(check_tls(options));
   if (options.tcp_streams == 0 || options.tcp_streams > kMaxStreams) return bad("tcp_streams must be 1 to 64");
   if (options.shm_lanes > kMaxAttachLanes) return bad("shm_lanes must be 0 (automatic) to 16");
   if (options.max_connections == 0) return bad("max_connections must be at least 1");
@@ -51,6 +64,19 @@ Status check_options(const EngineOptions& options) {
   KVF_RETURN_IF_ERROR(check_positive(options.connect_timeout, "connect_timeout"));
   KVF_RETURN_IF_ERROR(check_positive(options.transfer_timeout, "transfer_timeout"));
   return check_positive(options.idle_probe, "idle_probe");
+}
+
+Result<std::shared_ptr<const TlsContext>> tls_context(const EngineOptions& options) {
+  if (!options.tls) return std::shared_ptr<const TlsContext>();
+  TlsIdentity identity{options.tls_cert_file, options.tls_key_file, options.tls_ca_file, {}};
+  hkdf_sha256({}, as_byte_view(options.cluster_secret), as_byte_view("kvferry tls 1"), identity.key);
+  KVF_ASSIGN_OR_RETURN(std::shared_ptr<const TlsContext> context, TlsContext::create(identity));
+  return context;
+}
+
+Result<std::string> tls_library() {
+  KVF_ASSIGN_OR_RETURN(const TlsLibrary* const library, TlsLibrary::get());
+  return library->version;
 }
 
 Result<Endpoint> bind_endpoint(const EngineOptions& options) {

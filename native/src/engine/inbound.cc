@@ -43,6 +43,7 @@ std::string_view handshake_drop_reason(Code code) {
 
 std::string_view service_drop_reason(Code code) {
   switch (code) {
+    case Code::kOk:  // a control connection: its end is the loss of a peer, and counted as that
     case Code::kPeerLost:
     case Code::kCancelled:
       return "";

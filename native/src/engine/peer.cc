@@ -44,6 +44,7 @@ LanePool::Hooks hooks_of(PeerImpl* peer, EngineCore* core) {
 PeerImpl::PeerImpl(std::shared_ptr<EngineCore> core, Identity identity, Channel channel)
     : core_(std::move(core)),
       identity_(std::move(identity)),
+      tls_note_(channel.tls() != nullptr ? channel.tls()->description() : ""),
       link_(std::move(channel)),
       lanes_(core_->ranked_transports(), context_of(*core_, identity_, this), core_->options, core_->counters,
              hooks_of(this, core_.get())),
@@ -66,6 +67,11 @@ std::vector<RegionInfo> PeerImpl::regions() const {
 Status PeerImpl::status() const {
   std::lock_guard lock(mutex_);
   return status_;
+}
+
+std::string PeerImpl::transport_note() const {
+  const std::string note = lanes_.note();
+  return note.empty() || tls_note_.empty() ? note + tls_note_ : note + "; " + tls_note_;
 }
 
 Status PeerImpl::refresh(milliseconds timeout) {

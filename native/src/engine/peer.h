@@ -45,7 +45,7 @@ class PeerImpl final : public Peer, public PlanTarget, public std::enable_shared
   bool same_host() const override { return identity_.same_host; }
   Status status() const override;
   PeerStats stats() const override { return lanes_.stats(); }
-  std::string transport_note() const override { return lanes_.note(); }
+  std::string transport_note() const override;
   void close() override;
 
   // For the engine.
@@ -77,6 +77,7 @@ class PeerImpl final : public Peer, public PlanTarget, public std::enable_shared
 
   const std::shared_ptr<EngineCore> core_;
   const Identity identity_;
+  const std::string tls_note_;
   ControlLink link_;
   LanePool lanes_;
   Answers answers_;

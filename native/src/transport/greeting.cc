@@ -7,6 +7,7 @@
 #include "base/local_peer.h"
 #include "base/log.h"
 #include "base/random.h"
+#include "transport/tls_start.h"
 #include "wire/frame.h"
 #include "wire/handshake.h"
 
@@ -42,10 +43,14 @@ void tell_addresses(const LocalNode& local, int fd, wire::Purpose purpose, Greet
   }
 }
 
-// Nobody can take over a unix socket: the kernel vouches for what comes by it.
+wire::Shared shared_with_peer(const LocalNode& local, const Channel& channel) {
+  return {local.secret, channel.tls() != nullptr ? as_byte_view(channel.tls()->binding()) : ByteView()};
+}
+
+// Nobody can take over a unix socket: the kernel vouches for what comes by it. TLS has tags of its own.
 void tag_frames(Channel& channel, const LocalNode& local, wire::Role self, const wire::Hello& hello,
                 const wire::HelloAck& ack) {
-  if (local.secret.empty() || is_unix_socket(channel.fd())) return;
+  if (local.secret.empty() || channel.tls() != nullptr || is_unix_socket(channel.fd())) return;
   const auto tagger = [&](wire::Role sender) {
     return wire::FrameTagger(sender, wire::frame_key(local.secret, sender, hello, ack));
   };
@@ -128,15 +133,19 @@ Result<wire::HelloAck> greet(Channel& channel, const LocalNode& local, const Nod
   tell_addresses(local, channel.fd(), purpose, &hello);
   hello.shm_name = local.shm_name;
   const Bytes hello_body = hello.encode();
-  KVF_RETURN_IF_ERROR(channel.send(FrameType::kHello, 0, hello_body, wait));
+  KVF_RETURN_IF_ERROR(start_tls_to(channel, local, wait));
+  const wire::Shared shared = shared_with_peer(local, channel);
+  const Status sent = channel.send(FrameType::kHello, 0, hello_body, wait);
+  // An acceptor that hung up may have said why before: TLS 1.3 lets us speak before we hear that we are not accepted.
+  if (!sent.ok() && sent.code() != Code::kPeerLost) return sent;
 
   Result<Frame> frame = expect(channel, FrameType::kHelloAck, wait);
   if (!frame.ok()) return frame.status();
   Result<wire::HelloAck> ack = wire::HelloAck::decode(frame->body);
   if (!ack.ok()) return ack;
-  KVF_RETURN_IF_ERROR(wire::check_hello_ack(*ack, frame->body, hello, hello_body, local.secret));
+  KVF_RETURN_IF_ERROR(wire::check_hello_ack(*ack, frame->body, hello, hello_body, shared));
 
-  const wire::Auth auth{wire::handshake_proof(local.secret, wire::Role::kInitiator, hello_body, frame->body)};
+  const wire::Auth auth{wire::handshake_proof(shared, wire::Role::kInitiator, hello_body, frame->body)};
   KVF_RETURN_IF_ERROR(channel.send(FrameType::kAuth, 0, auth.encode(), wait));
   tag_frames(channel, local, wire::Role::kInitiator, hello, *ack);
   return ack;
@@ -147,6 +156,7 @@ namespace {
 Status answer(Channel& channel, const LocalNode& local, const wire::Hello& hello, ByteView hello_body,
               const Wait& wait) {
   KVF_RETURN_IF_ERROR(wire::check_hello(hello, local.id, local.endpoint, !local.secret.empty()));
+  const wire::Shared shared = shared_with_peer(local, channel);
   wire::HelloAck ack;
   ack.version = kWireVersion;
   ack.has_secret = !local.secret.empty();
@@ -156,7 +166,7 @@ Status answer(Channel& channel, const LocalNode& local, const wire::Hello& hello
   tell_addresses(local, channel.fd(), hello.purpose, &ack);
   ack.shm_name = local.shm_name;
   // The proof covers everything before it, so it is made over the encoding with an empty one.
-  ack.proof = wire::handshake_proof(local.secret, wire::Role::kAcceptor, hello_body, ack.encode());
+  ack.proof = wire::handshake_proof(shared, wire::Role::kAcceptor, hello_body, ack.encode());
   const Bytes ack_body = ack.encode();
   KVF_RETURN_IF_ERROR(channel.send(FrameType::kHelloAck, 0, ack_body, wait));
 
@@ -164,7 +174,7 @@ Status answer(Channel& channel, const LocalNode& local, const wire::Hello& hello
   if (!frame.ok()) return frame.status();
   Result<wire::Auth> auth = wire::Auth::decode(frame->body);
   if (!auth.ok()) return auth.status();
-  KVF_RETURN_IF_ERROR(wire::check_auth(*auth, hello_body, ack_body, local.secret));
+  KVF_RETURN_IF_ERROR(wire::check_auth(*auth, hello_body, ack_body, shared));
   tag_frames(channel, local, wire::Role::kAcceptor, hello, ack);
   return {};
 }
@@ -172,6 +182,7 @@ Status answer(Channel& channel, const LocalNode& local, const wire::Hello& hello
 }  // namespace
 
 Result<wire::Hello> receive_greeting(Channel& channel, const LocalNode& local, const Wait& wait) {
+  KVF_RETURN_IF_ERROR(start_tls_from(channel, local, wait));
   Result<Frame> frame = expect(channel, FrameType::kHello, wait);
   if (!frame.ok()) return frame.status();
   Result<wire::Hello> hello = wire::Hello::decode(frame->body);

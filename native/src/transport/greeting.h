@@ -1,11 +1,13 @@
 // The handshake on a fresh connection, both ends: HELLO, HELLO_ACK, AUTH, within one deadline. Stateless; thread-safe.
 #pragma once
 
+#include <memory>
 #include <string>
 #include <vector>
 
 #include "base/host_id.h"
 #include "base/socket.h"
+#include "base/tls.h"
 #include "kvferry/node_id.h"
 #include "kvferry/status.h"
 #include "transport/transport.h"
@@ -26,7 +28,8 @@ struct LocalNode {  // what we say of ourselves; fixed once the engine listens
   std::string endpoint;
   std::string shm_name;
   std::string secret;
-  std::vector<LocalRail> rails;  // none: data goes wherever the kernel routes it
+  std::vector<LocalRail> rails;           // none: data goes wherever the kernel routes it
+  std::shared_ptr<const TlsContext> tls;  // none: TCP connections are plain
 };
 
 // True if no byte of this connection leaves the host: loopback, unix, or from an address of ours to the same.
@@ -38,7 +41,8 @@ std::vector<PeerRail> usable_rails(const std::vector<wire::RailAddress>& told, i
 // The unix listener of a node: the same for everybody, so that no peer sends us anywhere else.
 std::string shm_name_of(const NodeId& id);
 
-// Both ends leave the channel with tagged frames if there is a secret and the connection is not within the host.
+// Both ends start TLS first if the node has it and the connection is TCP; without it they leave the
+// channel with tagged frames if there is a secret.
 //
 // Initiator. `expected` may be nil. What the acceptor reports comes back as its own code, e.g. kIdentityMismatch.
 Result<wire::HelloAck> greet(Channel& channel, const LocalNode& local, const NodeId& expected, wire::Purpose purpose,

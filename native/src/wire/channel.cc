@@ -1,12 +1,25 @@
 #include "wire/channel.h"
 
-#include <poll.h>
-
 #include <algorithm>
 #include <array>
 #include <string>
 
 namespace kvferry {
+
+UniqueFd Channel::take_fd() {
+  tls_.reset();
+  return std::move(fd_);
+}
+
+void Channel::close() {
+  tls_.reset();
+  fd_.reset();
+}
+
+Status Channel::start_tls(const TlsContext& context, TlsSide side, const Wait& wait) {
+  KVF_ASSIGN_OR_RETURN(tls_, context.open(fd_.get(), side, wait));
+  return {};
+}
 
 void Channel::authenticate(wire::FrameTagger send, wire::FrameTagger receive) {
   send_tags_.emplace(std::move(send));
@@ -45,19 +58,19 @@ Status Channel::check_frame(const FrameHeader& header, ByteView header_bytes, By
 }
 
 Result<Frame> Channel::receive(const Wait& wait, std::size_t max_body) {
-  if (!receive_tags_) return recv_frame(fd_.get(), wait, max_body);
   std::array<std::byte, kFrameHeaderBytes> bytes{};
-  KVF_ASSIGN_OR_RETURN(const FrameHeader header, recv_frame_header(fd_.get(), bytes, wait, max_body));
+  iovec head{bytes.data(), bytes.size()};
+  KVF_RETURN_IF_ERROR(recv_vectored({&head, 1}, wait));
+  KVF_ASSIGN_OR_RETURN(const FrameHeader header, FrameHeader::decode(bytes, max_body));
   Frame frame{header, Bytes(header.body_bytes), {}};
   wire::FrameTag tag{};
-  std::array<iovec, 2> segments{iovec{frame.body.data(), frame.body.size()}, iovec{tag.data(), tag.size()}};
+  std::array<iovec, 2> segments{iovec{frame.body.data(), frame.body.size()},
+                                iovec{tag.data(), receive_tags_ ? tag.size() : 0}};
   if (const Status got = recv_vectored(segments, wait); !got.ok()) {
     return got.with_context(std::string(frame_type_name(header.type)) + " body");
   }
   KVF_RETURN_IF_ERROR(check_frame(header, bytes, frame.body, as_byte_view(tag)));
   return frame;
 }
-
-Status Channel::wait_readable(const Wait& wait) { return wait_for(fd_.get(), POLLIN, wait); }
 
 }  // namespace kvferry

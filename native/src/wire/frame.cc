@@ -81,7 +81,7 @@ std::array<std::byte, kFrameHeaderBytes> FrameHeader::encode() const {
   return out;
 }
 
-Result<FrameHeader> FrameHeader::decode(std::span<const std::byte, kFrameHeaderBytes> bytes) {
+Result<FrameHeader> FrameHeader::decode(std::span<const std::byte, kFrameHeaderBytes> bytes, std::size_t max_body) {
   ByteReader reader(bytes);
   if (reader.u32() != kFrameMagic) return malformed("no KVFerry magic; the peer speaks something else");
   if (const auto version = reader.u8(); version != kWireVersion) {
@@ -102,6 +102,7 @@ Result<FrameHeader> FrameHeader::decode(std::span<const std::byte, kFrameHeaderB
     return malformed(std::string(frame_type_name(header.type)) + " body of " + std::to_string(header.body_bytes) +
                      " bytes; at most " + std::to_string(max_body_bytes(header.type)) + " are allowed");
   }
+  if (header.body_bytes > max_body) return malformed(std::string(frame_type_name(header.type)) + " is too long here");
   return header;
 }
 
@@ -146,17 +147,10 @@ Status send_frame(int fd, FrameType type, std::uint64_t request_id, ByteView bod
   return send_vectored(fd, segments, wait);
 }
 
-Result<FrameHeader> recv_frame_header(int fd, std::span<std::byte, kFrameHeaderBytes> bytes, const Wait& wait,
-                                      std::size_t max_body) {
-  KVF_RETURN_IF_ERROR(recv_exact(fd, bytes, wait));
-  KVF_ASSIGN_OR_RETURN(const FrameHeader header, FrameHeader::decode(bytes));
-  if (header.body_bytes > max_body) return malformed(std::string(frame_type_name(header.type)) + " is too long here");
-  return header;
-}
-
 Result<Frame> recv_frame(int fd, const Wait& wait, std::size_t max_body) {
   std::array<std::byte, kFrameHeaderBytes> bytes{};
-  KVF_ASSIGN_OR_RETURN(const FrameHeader header, recv_frame_header(fd, bytes, wait, max_body));
+  KVF_RETURN_IF_ERROR(recv_exact(fd, bytes, wait));
+  KVF_ASSIGN_OR_RETURN(const FrameHeader header, FrameHeader::decode(bytes, max_body));
   return recv_body(fd, header, {}, wait);
 }
 

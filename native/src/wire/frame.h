@@ -55,8 +55,9 @@ struct FrameHeader {
   std::uint64_t request_id = 0;
 
   std::array<std::byte, kFrameHeaderBytes> encode() const;
-  // kProtocolError: bad magic, version, type, flags for the type, or a body larger than the type allows.
-  static Result<FrameHeader> decode(std::span<const std::byte, kFrameHeaderBytes> bytes);
+  // kProtocolError: bad magic, version, type, flags for the type, or a body larger than the type or `max_body` allows.
+  static Result<FrameHeader> decode(std::span<const std::byte, kFrameHeaderBytes> bytes,
+                                    std::size_t max_body = kMaxBodyBytes);
   Status check_body(ByteView body) const;  // length and checksum: kProtocolError, kDataCorrupt
 };
 
@@ -79,9 +80,6 @@ Status send_frame(int fd, FrameType type, std::uint64_t request_id, ByteView bod
 // Reads header and body, both checked. Raw payload, where the type has one, is left in the stream. A body above
 // `max_body`, whatever its type allows, is refused before memory is taken for it.
 Result<Frame> recv_frame(int fd, const Wait& wait, std::size_t max_body = kMaxBodyBytes);
-// Its first half: `bytes` are filled and decoded.
-Result<FrameHeader> recv_frame_header(int fd, std::span<std::byte, kFrameHeaderBytes> bytes, const Wait& wait,
-                                      std::size_t max_body = kMaxBodyBytes);
 
 Status send_frame_with_fds(int fd, FrameType type, std::uint64_t request_id, ByteView body, std::span<const int> fds,
                            const Wait& wait);

@@ -19,23 +19,25 @@ Status check_both_have_secret(bool ours, bool theirs) {
                                          : "this node uses a cluster secret and the peer has none; set it there"};
 }
 
-Status check_proof(const Digest& given, std::string_view secret, Role role, ByteView hello_body, ByteView ack_body) {
-  if (equal_constant_time(given, handshake_proof(secret, role, hello_body, ack_body))) return {};
+Status check_proof(const Digest& given, const Shared& shared, Role role, ByteView hello_body, ByteView ack_body) {
+  if (equal_constant_time(given, handshake_proof(shared, role, hello_body, ack_body))) return {};
   return {Code::kUnauthenticated, "the peer does not know the cluster secret of this node"};
 }
 
 }  // namespace
 
-Digest handshake_proof(std::string_view secret, Role role, ByteView hello_body, ByteView ack_body) {
-  if (secret.empty()) return {};
+Digest handshake_proof(const Shared& shared, Role role, ByteView hello_body, ByteView ack_body) {
+  if (shared.secret.empty()) return {};
   ByteWriter head;
   head.raw(as_byte_view(kLabel));
   head.u8(static_cast<std::uint8_t>(role));
+  head.u8(static_cast<std::uint8_t>(shared.binding.size()));
+  head.raw(shared.binding);
   head.u32(static_cast<std::uint32_t>(hello_body.size()));
   const Bytes prefix = head.take();
   const ByteView unproved = ack_body.first(ack_body.size() - std::min(ack_body.size(), kProofBytes));
   const std::array<ByteView, 3> parts{prefix, hello_body, unproved};
-  return hmac_sha256(as_byte_view(secret), parts);
+  return hmac_sha256(as_byte_view(shared.secret), parts);
 }
 
 Status check_hello(const Hello& hello, const NodeId& self, std::string_view self_endpoint, bool has_secret) {
@@ -54,7 +56,7 @@ Status check_hello(const Hello& hello, const NodeId& self, std::string_view self
 }
 
 Status check_hello_ack(const HelloAck& ack, ByteView ack_body, const Hello& hello, ByteView hello_body,
-                       std::string_view secret) {
+                       const Shared& shared) {
   if (ack.version < hello.min_version || ack.version > hello.max_version) {
     return {Code::kProtocolError,
             "the peer chose wire version " + std::to_string(ack.version) + ", which was not offered"};
@@ -64,12 +66,12 @@ Status check_hello_ack(const HelloAck& ack, ByteView ack_body, const Hello& hell
             "address is held by node " + ack.self.to_string() + ", expected " + hello.expected.to_string()};
   }
   if (ack.self == hello.self) return {Code::kInvalidArgument, "the answer bears our own node id"};
-  KVF_RETURN_IF_ERROR(check_both_have_secret(!secret.empty(), ack.has_secret));
-  return check_proof(ack.proof, secret, Role::kAcceptor, hello_body, ack_body);
+  KVF_RETURN_IF_ERROR(check_both_have_secret(!shared.secret.empty(), ack.has_secret));
+  return check_proof(ack.proof, shared, Role::kAcceptor, hello_body, ack_body);
 }
 
-Status check_auth(const Auth& auth, ByteView hello_body, ByteView ack_body, std::string_view secret) {
-  return check_proof(auth.proof, secret, Role::kInitiator, hello_body, ack_body);
+Status check_auth(const Auth& auth, ByteView hello_body, ByteView ack_body, const Shared& shared) {
+  return check_proof(auth.proof, shared, Role::kInitiator, hello_body, ack_body);
 }
 
 }  // namespace kvferry::wire

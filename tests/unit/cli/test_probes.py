@@ -12,6 +12,7 @@ import pytest
 
 from kvferry.cli.host import transports
 from kvferry.cli.host.model import Level
+from kvferry.errors import UnsupportedError
 
 
 def test_loopback_carries_bytes() -> None:
@@ -62,6 +63,16 @@ def test_tcp_needs_one_loopback(ipv4: str, ipv6: str, level: Level, words: str) 
     check = transports.check_tcp(ipv4, ipv6)
     assert check.level is level
     assert words in check.summary
+
+
+def test_tls_is_reported_with_its_library_or_with_what_to_install() -> None:
+    def nothing() -> str:
+        raise UnsupportedError("libssl.so.3: no such file; install it (apt-get install libssl3)")
+
+    assert transports.check_tls(lambda: "OpenSSL 3.0.19").level is Level.OK
+    missing = transports.check_tls(nothing)
+    assert missing.level is Level.NOTE
+    assert "apt-get install libssl3" in missing.summary
 
 
 def test_shm_that_is_forbidden_is_a_warning_with_the_command(tmp_path: Path) -> None:

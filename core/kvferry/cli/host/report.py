@@ -21,6 +21,7 @@ def collect(root: Path = Path("/")) -> list[Check]:
         native.check_settings,
         lambda: engines.check_engines(environment_value),
         _tcp,
+        transports.check_tls,
         lambda: transports.check_shm(transports.probe_process_copy(), transports.probe_memory_file(), root),
         lambda: kernel.check_ptrace(root),
         lambda: kernel.check_container(root),

@@ -5,17 +5,20 @@ from __future__ import annotations
 import array
 import ctypes
 import errno
+import importlib
 import mmap
 import os
 import secrets
 import socket
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 from kvferry.cli.host.children import Child
 from kvferry.cli.host.kernel import in_container
 from kvferry.cli.host.model import Check, Level
+from kvferry.errors import KVFerryError
 
 _PEER_COMMAND = (sys.executable, "-I", "-S", str(Path(__file__).with_name("probe_peer.py")))
 _TIMEOUT_S = 10.0
@@ -109,6 +112,22 @@ def check_tcp(ipv4: str, ipv6: str) -> Check:
         return Check("transport tcp", Level.ERROR, f"no loopback connection: {ipv4}", fix, details)
     words = " and ".join(name for name, reason in (("IPv4", ipv4), ("IPv6", ipv6)) if not reason)
     return Check("transport tcp", Level.OK, f"{words} loopback", "", details)
+
+
+def find_tls_library() -> str:
+    """Return the version of the library for TLS. `KVFerryError`, ImportError when there is none."""
+    return str(importlib.import_module("kvferry._native").tls_library())
+
+
+def check_tls(find: Callable[[], str] = find_tls_library) -> Check:
+    """Report whether `transfer.tls` could be switched on here."""
+    try:
+        version = find()
+    except ImportError:
+        return Check("TLS", Level.NOTE, "not looked for: the native module cannot be loaded")
+    except KVFerryError as error:
+        return Check("TLS", Level.NOTE, str(error))
+    return Check("TLS", Level.OK, f"{version}, for transfer.tls", "", {"library": version})
 
 
 def check_shm(process_copy: str, memory_file: str, root: Path) -> Check:
