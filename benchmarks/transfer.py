@@ -101,6 +101,7 @@ def _parse() -> argparse.Namespace:
     )
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write the rows to FILE")
     parser.add_argument("--docs", type=Path, metavar="FILE", help="also put the result into this page")
+    parser.add_argument("--readme", type=Path, metavar="FILE", help="put a short table into this page")
     parser.add_argument("--quick", action="store_true", help="four cases and fewer rounds, within 30 s")
     parser.add_argument("--peers", type=Path, metavar="PYTHON", help="what benchmarks/peers.sh printed")
     parser.add_argument("--boost", action="store_true", help="measured bursts before all else (needs root)")
@@ -140,6 +141,8 @@ def main() -> int:
                 "transfer tables": report.tables(run.figures),
             },
         )
+    if options.readme:
+        write_page(options.readme, {"transfer headlines": report.headlines(run.figures)})
     met, not_met = (sum(row.met is verdict for row in run.rows) for verdict in (True, False))
     print(f"\ntargets: {met} met, {not_met} missed")
     return 0

@@ -96,12 +96,14 @@ def description_bytes(ours: Ours, target: Target) -> Iterator[Row]:
     """What one more block costs a reader to send; all that it sends says what it wants."""
     few, many = Case(4 * KIB, 896), Case(4 * KIB, 1024)  # in as many requests
     ours.calls("foreign", few, block_sets(few, target.length))["read"](0)  # connections are made now
-    for name, again, limit in (("first time", False, "<= 24"), ("again", True, "")):
-        sent = [_sent_by(ours, target, case, again=again) for case in (few, many)]
-        each = (sent[1] - sent[0]) / (many.count - few.count)
-        case = f"tcp read {many.name}, {name}"
-        yield Row("description on the wire", case, each, "bytes per block", target=limit)
-        yield Row("description on the wire", case, sent[1], "bytes per operation")
+    bench, case = "description on the wire", f"tcp read {many.name}"
+    fewer, sent, again = (
+        _sent_by(ours, target, one, again=known) for one, known in ((few, False), (many, False), (many, True))
+    )
+    each = (sent - fewer) / (many.count - few.count)
+    yield Row(bench, f"{case}, one more block", each, "bytes per block", target="<= 24")
+    yield Row(bench, f"{case}, first time", sent, "bytes per operation")
+    yield Row(bench, f"{case}, again", again, "bytes per operation")
 
 
 def _small_latencies_us(ours: Ours, small: Any, big: Any | None, priority: Any = "normal") -> list[float]:

@@ -74,7 +74,8 @@ def measure(
     for number in range(method.rounds):
         turn = number % len(ready) if ready else 0
         for side in ready[turn:] + ready[:turn]:
-            _turn(side, measured, method)
+            if number % side.every == 0:
+                _turn(side, measured, method)
     return measured
 
 
@@ -87,4 +88,4 @@ def _turn(side: Side, measured: Measured, method: Method) -> None:
             if not slow or len(figures.bursts) < SLOW_ROUNDS:
                 figures.bursts.append(side.burst(op, method.burst_s))
     if method.boost:
-        time.sleep((time.monotonic() - started) / 2)  # what else runs here must get on, too
+        time.sleep((time.monotonic() - started) / 3)  # what else runs here must get on, too

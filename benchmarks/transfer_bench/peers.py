@@ -37,6 +37,8 @@ KINDS = (
 class PeerSide:
     """One kind. Its processes are stopped while it is not its turn, since some never sleep by themselves."""
 
+    every = 2  # some take seconds for an operation
+
     def __init__(self, kind: Kind, python: Path, length: int, stack: contextlib.ExitStack) -> None:
         self.name = kind.name
         self._workers = [

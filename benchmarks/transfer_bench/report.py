@@ -8,7 +8,16 @@ import statistics
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from benchmarks.transfer_bench.compare import CPU, P50, SPEED, Measure
+from benchmarks.transfer_bench.compare import (
+    CPU,
+    NIXL,
+    NIXL_TCP,
+    P50,
+    RAW_SHARED,
+    RAW_STREAMS,
+    SPEED,
+    Measure,
+)
 from benchmarks.transfer_bench.measure import Figures, Measured
 from benchmarks.transfer_bench.rows import Row
 
@@ -79,6 +88,37 @@ def _matrix(figures: Mapping[str, Measured], op: str, measure: Measure) -> str:
     for side in sides:
         cells = [_cell(one[side, op], measure) if (side, op) in one else "" for one in figures.values()]
         lines.append(f"| {side} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+HEADLINES: tuple[tuple[str, str, Measure, tuple[str, ...], tuple[str, ...]], ...] = (
+    ("shm arena", "64Kx1024", SPEED, RAW_SHARED, NIXL),
+    ("shm arena", "4Kx1024", SPEED, RAW_SHARED, NIXL),
+    ("shm foreign", "64Kx1024", SPEED, ("raw process_vm",), NIXL),
+    ("shm foreign", "4Kx1024", SPEED, ("raw process_vm",), NIXL),
+    ("tcp", "64Kx1024", SPEED, RAW_STREAMS, NIXL_TCP),
+    ("tcp", "4Kx1024", SPEED, RAW_STREAMS, NIXL_TCP),
+    ("shm arena", "4Kx1", P50, RAW_SHARED, NIXL),
+    ("tcp", "4Kx1", P50, RAW_STREAMS, NIXL_TCP),
+)
+
+
+def headlines(figures: Mapping[str, Measured]) -> str:
+    """A short table: ours, the best raw reference, NIXL by default and at its best, reading."""
+    lines = [
+        "| what | unit | KVFerry | best raw reference | NIXL default | NIXL best |",
+        "|---|---|--:|--:|--:|--:|",
+    ]
+    for ours, case, measure, raw, nixl in HEADLINES:
+        of = {side: measure.of(one) for (side, op), one in figures.get(case, {}).items() if op == "read"}
+        best = max if measure.more_is_better else min
+        cells = [_digits(of[ours]) if ours in of else ""]
+        for among in (raw, nixl[:1], nixl):
+            there = [side for side in among if side in of]
+            name = best(there, key=of.__getitem__) if there else ""
+            note = f" ({name.removeprefix('raw ')})" if name.startswith("raw") else ""
+            cells.append(_digits(of[name]) + note if there else "")
+        lines.append(f"| {ours} read, {case} | {measure.unit} | {' | '.join(cells)} |")
     return "\n".join(lines)
 
 

@@ -30,6 +30,7 @@ class Side(Protocol):
     """One way to move blocks between two processes."""
 
     name: str
+    every: int  # takes part in each round, or in every second one, ...
 
     @property
     def pids(self) -> Sequence[int]:
@@ -62,6 +63,8 @@ class Target:
 
 class LocalSide:
     """A side that runs in this process; `make` returns its calls for a case."""
+
+    every = 1
 
     def __init__(self, name: str, target: Target, memory: str, make: Make) -> None:
         self.name = name
