@@ -124,7 +124,7 @@ struct SubmitOptions {
   Priority priority = Priority::kNormal;
   // For execute() only: asked by the calling thread, while it waits, when a signal came and every 200 ms. True cancels
   // the transfer.
-  std::function<bool()> give_up;
+  std::function<bool()> give_up = nullptr;
 };
 
 class KVFERRY_API Engine {
