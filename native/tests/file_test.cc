@@ -156,6 +156,19 @@ TEST_F(FileTest, RefusesWhatItCannotOpen) {
   EXPECT_NE(::access(folder_.file("huge").c_str(), F_OK), 0) << "a file without its space was left behind";
 }
 
+TEST_F(FileTest, WaitsForTheDiskRatherThanFail) {
+  open("data", created(4096));
+  int checked = 0;
+  for (const auto& entry : std::filesystem::directory_iterator("/proc/self/fd")) {
+    std::error_code gone;
+    if (std::filesystem::read_symlink(entry.path(), gone) != folder_.file("data")) continue;
+    const int fd = std::stoi(entry.path().filename().string());
+    EXPECT_EQ(::fcntl(fd, F_GETFL) & O_NONBLOCK, 0);
+    ++checked;
+  }
+  EXPECT_GE(checked, 1);
+}
+
 TEST_F(FileTest, KeepsWhatAFileHoldsWhenItIsOpenedAgain) {
   ASSERT_OK(move(open("data", created(65536)), 0, 0, 65536, Op::kWrite));
   const RegionInfo longer = open("data", created(131072));

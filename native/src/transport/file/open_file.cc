@@ -122,7 +122,8 @@ Result<std::shared_ptr<OpenFile>> OpenFile::open(const std::string& path, const 
 }
 
 Status OpenFile::open_buffered(bool* created) {
-  // Never wait for the other end of a pipe. To create is to write, whatever transfers may do afterwards.
+  // Never wait for the other end of a pipe (check_kind() takes the flag back). To create is to write, whatever
+  // transfers may do afterwards.
   const int flags = (options_.create ? O_RDWR : access_flags(options_.access)) | O_CLOEXEC | O_NONBLOCK | O_NOCTTY;
   if (options_.create) {
     buffered_.reset(::open(path_.c_str(), flags | O_CREAT | O_EXCL, kNewFileMode));
@@ -138,8 +139,13 @@ Status OpenFile::open_buffered(bool* created) {
 Status OpenFile::check_kind() {
   struct stat info {};
   if (::fstat(buffered_.get(), &info) != 0) return file_error(path_, "cannot be looked at", errno);
-  if (S_ISREG(info.st_mode) || S_ISBLK(info.st_mode)) return {};
-  return {Code::kInvalidArgument, "file " + path_ + " is neither a regular file nor a block device"};
+  if (!S_ISREG(info.st_mode) && !S_ISBLK(info.st_mode)) {
+    return {Code::kInvalidArgument, "file " + path_ + " is neither a regular file nor a block device"};
+  }
+  // Some file systems take O_NONBLOCK for "rather fail than wait for the disk".
+  const int flags = ::fcntl(buffered_.get(), F_GETFL);
+  if (flags >= 0 && ::fcntl(buffered_.get(), F_SETFL, flags & ~O_NONBLOCK) == 0) return {};
+  return file_error(path_, "its flags cannot be set", errno);
 }
 
 // The length of the region; with `create`, allocates it.
