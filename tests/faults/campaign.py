@@ -282,6 +282,8 @@ def run(options: argparse.Namespace) -> None:
             campaign.run_round(number)
             if index + 1 == WARM_UP_ROUNDS:
                 before = campaign.state()
+            if (index + 1) % 20 == 0:
+                print(f"{options.transport}: {index + 1} of {len(numbers)} rounds", flush=True)
         after = campaign.state()
         if before is not None:
             check_growth(before, after)
