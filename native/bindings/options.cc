@@ -23,6 +23,10 @@ void bind_options(py::module_& module) {
       .def_readwrite("bind", &EngineOptions::bind)
       .def_readwrite("advertise", &EngineOptions::advertise)
       .def_readwrite("transports", &EngineOptions::transports)
+      .def_readwrite("rails", &EngineOptions::rails)
+      .def_readwrite("device", &EngineOptions::device)
+      .def_readwrite("numa_aware", &EngineOptions::numa_aware)
+      .def_readwrite("preferred_numa_node", &EngineOptions::preferred_numa_node)
       .def_readwrite("allow_fallback", &EngineOptions::allow_fallback)
       .def_readwrite("cluster_secret", &EngineOptions::cluster_secret)
       .def_readwrite("tls", &EngineOptions::tls)
@@ -44,6 +48,7 @@ void bind_options(py::module_& module) {
       "tls_library", [] { return unwrap(tls_library()); }, "Version of the library used for TLS, or an error.");
   def_seconds<&EngineOptions::connect_timeout>(cls, "connect_timeout_s");
   def_seconds<&EngineOptions::transfer_timeout>(cls, "transfer_timeout_s");
+  def_seconds<&EngineOptions::link_timeout>(cls, "link_timeout_s");
   def_seconds<&EngineOptions::idle_probe>(cls, "idle_probe_s");
 }
 

@@ -34,6 +34,16 @@ void bind_transport_stats(py::module_& module) {
 }
 
 void bind_peer_stats(py::module_& module) {
+  py::class_<RailStats>(module, "RailStats", "One way to a peer: a transport, for tcp with a pair of addresses.")
+      .def_readonly("name", &RailStats::name)
+      .def_readonly("transport", &RailStats::transport)
+      .def_readonly("lanes", &RailStats::lanes, "Connections or attachments open now.")
+      .def_readonly("set_aside", &RailStats::set_aside, "It failed and has not worked since.")
+      .def_readonly("bytes", &RailStats::bytes)
+      .def_readonly("failures", &RailStats::failures)
+      .def_readonly("recoveries", &RailStats::recoveries)
+      .def_property_readonly(
+          "reason", [](const RailStats& self) { return text(self.reason); }, "Why it failed last; empty if it works.");
   py::class_<PeerStats>(module, "PeerStats", "What moved to and from one peer so far. A snapshot.")
       .def_readonly("transport", &PeerStats::transport)
       .def_readonly("bytes_read", &PeerStats::bytes_read)
@@ -44,7 +54,8 @@ void bind_peer_stats(py::module_& module) {
       .def_readonly("rail_switches", &PeerStats::rail_switches, "How often traffic moved to another transport.")
       .def_readonly("unsettled_transfers", &PeerStats::unsettled_transfers, "Now.")
       .def_readonly("queued_slices", &PeerStats::queued_slices, "Parts of these that wait for a rail now.")
-      .def_readonly("by_transport", &PeerStats::by_transport, "Those used so far.");
+      .def_readonly("by_transport", &PeerStats::by_transport, "Those used so far.")
+      .def_readonly("rails", &PeerStats::rails, "Each way to the peer, best first.");
 }
 
 }  // namespace

@@ -140,6 +140,7 @@ TEST(Lifetime, ACancelOfOneTransferLeavesTheNextAlone) {
     context.endpoint = far->endpoint();
     context.shm_name = shm_name_of(far->node_id());
     context.same_host = true;
+    context.path.to = context.endpoint;
     auto rail = transport->open_rail(context, deadline_in(kPatience));
     ASSERT_TRUE(rail.ok()) << rail.status().to_string();
     std::vector<std::byte> bytes(4096);

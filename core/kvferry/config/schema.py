@@ -71,6 +71,36 @@ class TransferOptions(Options, frozen=True, kw_only=True):
             "host without a socket; `tcp` works everywhere.",
         ),
     ] = ("shm", "tcp")
+    rails: Annotated[
+        tuple[str, ...],
+        Meta(
+            max_length=8,
+            description="Local addresses or interface names that carry data on `tcp`, used side by side; "
+            "what fails on one goes over the others. Peers learn them at first contact. Empty: the address "
+            "of `bind` alone.",
+        ),
+    ] = ()
+    device: Annotated[
+        tuple[str, ...],
+        Meta(
+            max_length=8,
+            description="Interfaces that `rails` may use; another one is an error. Without `rails`, these "
+            "interfaces are the rails. Empty: any.",
+        ),
+    ] = ()
+    numa_aware: Annotated[
+        bool,
+        Meta(description="Whether threads, memory and network interfaces of one NUMA node are put together."),
+    ] = True
+    preferred_numa_node: Annotated[
+        int,
+        Meta(
+            ge=-1,
+            le=1023,
+            description="NUMA node whose rails, threads and memory are used first if `numa_aware` is set; -1: "
+            "none.",
+        ),
+    ] = -1
     allow_fallback: Annotated[
         bool,
         Meta(
@@ -116,7 +146,7 @@ class TransferOptions(Options, frozen=True, kw_only=True):
         ),
     ] = ""
     tcp_streams: Annotated[
-        int, Meta(ge=1, le=64, description="Data connections per peer on `tcp`, one thread each.")
+        int, Meta(ge=1, le=64, description="Data connections per peer and rail on `tcp`, one thread each.")
     ] = 2
     shm_lanes: Annotated[
         int,
@@ -159,6 +189,15 @@ class TransferOptions(Options, frozen=True, kw_only=True):
     transfer_timeout_s: Annotated[
         float, _seconds("Deadline of a transfer that was given none; what is unfinished then fails.")
     ] = 30.0
+    link_timeout_s: Annotated[
+        float,
+        _seconds(
+            "How long the other end's kernel may acknowledge nothing until a connection counts as dead and "
+            "what it carried goes over another rail. A slow or stopped process still acknowledges. Finer "
+            "than about 3 seconds it cannot be told.",
+            ge=1,
+        ),
+    ] = 5.0
     idle_probe_s: Annotated[
         float,
         _seconds(

@@ -26,6 +26,10 @@ struct EngineOptions {
   std::string bind = "127.0.0.1:0";                   // port 0: the kernel chooses, endpoint() tells
   std::string advertise;                              // empty: the bound address; wildcard binds must set it
   std::vector<std::string> transports{"shm", "tcp"};  // best first
+  std::vector<std::string> rails;                     // addresses or interfaces for data; empty: that of `bind`
+  std::vector<std::string> device;                    // interfaces that rails may use; alone: these are the rails
+  bool numa_aware = true;                             // put threads and memory near each other
+  int preferred_numa_node = -1;                       // its rails, threads and memory first; -1: none
   bool allow_fallback = true;                         // false: only transports[0] may be used
   std::string cluster_secret;                         // required (>= 16 bytes) when bind is not loopback
   bool tls = false;                                   // TLS 1.3 on all tcp connections; all nodes alike
@@ -42,6 +46,7 @@ struct EngineOptions {
   bool advise_huge_pages = true;  // madvise(MADV_HUGEPAGE) on registered anonymous memory
   milliseconds connect_timeout{5000};
   milliseconds transfer_timeout{30000};  // default deadline of a transfer
+  milliseconds link_timeout{5000};       // a connection on which nothing is acknowledged for so long is dead
   milliseconds idle_probe{5000};         // control connections are pinged when idle; 3 missed = peer lost
   std::string fault_plan;                // tests only: see transport/fault/fault_plan.h; empty = off
 };
@@ -86,6 +91,15 @@ struct TransportStats {   // of one peer, by one transport; what both took part 
   double latency_sum_s = 0;
 };
 
+struct RailStats {   // one way to a peer: a transport, for tcp with a pair of addresses
+  std::string name;  // "shm", "tcp", or "tcp 10.0.0.1 to 10.0.0.2:40123" if there are several
+  std::string transport;
+  std::uint64_t lanes = 0;  // rails open now
+  bool set_aside = false;   // it failed and has not worked since
+  std::uint64_t bytes = 0, failures = 0, recoveries = 0;
+  std::string reason;  // why it failed last; "" if it works
+};
+
 struct PeerStats {
   std::string transport;  // the one in use: "shm" or "tcp"; "file", "local" to ourselves; "" before the first transfer
   std::uint64_t bytes_read = 0, bytes_written = 0, pieces = 0, failed_pieces = 0, retried_slices = 0;
@@ -93,6 +107,7 @@ struct PeerStats {
   std::uint64_t unsettled_transfers = 0;     // now: submitted, not settled
   std::uint64_t queued_slices = 0;           // now: of these, waiting for a rail
   std::vector<TransportStats> by_transport;  // those used so far; transfers that no rail ever took are in none
+  std::vector<RailStats> rails;  // best first
 };
 
 // Where a transfer's time went, in seconds; what has not begun is 0.

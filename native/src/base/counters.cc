@@ -19,6 +19,7 @@ constexpr std::array<const char*, Counters::kCount> kNames{
     "retried_slices_total",
     "opened_rails_total",
     "rail_failures_total",
+    "rail_recoveries_total",
     "rail_switches_total",
     "connected_peers_total",
     "lost_peers_total",

@@ -31,7 +31,8 @@ class Counters {
     kRetriedSlices,
     kRailsOpened,
     kRailFailures,
-    kRailSwitches,  // a peer's traffic moved to another transport
+    kRailRecoveries,  // a rail that was set aside works again
+    kRailSwitches,    // a peer's traffic moved to another transport or rail
     kPeersConnected,
     kPeersLost,
     kConnectionsAccepted,

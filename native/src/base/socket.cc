@@ -79,6 +79,15 @@ Result<int> try_connect(int fd, const sockaddr* address, socklen_t length, const
   return error;
 }
 
+Status bind_before_connect(int fd, const Endpoint& from) {
+  sockaddr_storage storage{};
+  KVF_ASSIGN_OR_RETURN(const socklen_t length, from.to_sockaddr(&storage));
+  // The port is chosen at connect(), when the other end is known, so that one address can have more than 28,000 ends.
+  KVF_RETURN_IF_ERROR(set_int(fd, IPPROTO_IP, IP_BIND_ADDRESS_NO_PORT, 1, "IP_BIND_ADDRESS_NO_PORT"));
+  if (::bind(fd, reinterpret_cast<const sockaddr*>(&storage), length) == 0) return {};
+  return errno_status(code_of_setup_error(errno), "cannot use the local address", errno);
+}
+
 // Waits a moment for room in a unix backlog, which no event tells of.
 Status pause_before_retry(const Wait& wait) {
   const Wait moment{sooner(wait.deadline, deadline_in(milliseconds(2))), wait.interrupt};
@@ -149,12 +158,14 @@ Result<UniqueFd> listen_on(const Endpoint& endpoint, int backlog) {
 Result<Endpoint> local_endpoint(int fd) { return endpoint_of(fd, ::getsockname); }
 Result<Endpoint> remote_endpoint(int fd) { return endpoint_of(fd, ::getpeername); }
 
-Result<UniqueFd> connect_to(const Endpoint& endpoint, const Wait& wait) {
-  const std::string what = "cannot connect to " + endpoint.to_string();
+Result<UniqueFd> connect_to(const Endpoint& endpoint, const Wait& wait, const Endpoint* from) {
+  const std::string what =
+      "cannot connect to " + endpoint.to_string() + (from == nullptr ? "" : " from " + from->host());
   sockaddr_storage storage{};
   KVF_ASSIGN_OR_RETURN(const socklen_t length, endpoint.to_sockaddr(&storage));
   for (;;) {
     KVF_ASSIGN_OR_RETURN(UniqueFd fd, new_socket(endpoint));
+    if (from != nullptr) KVF_RETURN_IF_ERROR(bind_before_connect(fd.get(), *from).with_context(what));
     const auto error = try_connect(fd.get(), reinterpret_cast<const sockaddr*>(&storage), length, wait);
     if (!error.ok()) return error.status().with_context(what);
     if (*error == EAGAIN && !is_tcp(endpoint)) {

@@ -55,8 +55,9 @@ struct Accepted {
 Result<UniqueFd> listen_on(const Endpoint& endpoint, int backlog);
 Result<Endpoint> local_endpoint(int fd);
 Result<Endpoint> remote_endpoint(int fd);
-// TCP_NODELAY is set on TCP. The status names the endpoint.
-Result<UniqueFd> connect_to(const Endpoint& endpoint, const Wait& wait);
+// TCP_NODELAY is set on TCP. `from`: the local address to connect from, its port usually 0; null: the kernel chooses.
+// The status names the endpoint.
+Result<UniqueFd> connect_to(const Endpoint& endpoint, const Wait& wait, const Endpoint* from = nullptr);
 // kResourceExhausted when out of descriptors: the connection stays queued, so pause before the next call.
 Result<Accepted> accept_from(int listener, const Wait& wait);
 

@@ -8,6 +8,7 @@
 #include "base/log.h"
 #include "base/signal_hook.h"
 #include "engine/engine_options.h"
+#include "engine/local_rails.h"
 #include "engine/peer.h"
 #include "engine/plan.h"
 #include "engine/transfer.h"
@@ -57,6 +58,7 @@ Result<std::unique_ptr<EngineImpl>> EngineImpl::start(EngineOptions options) {
   KVF_ASSIGN_OR_RETURN(engine->advertised_, advertised_endpoint(core->options, engine->listener_.endpoint()));
   core->local.endpoint = engine->advertised_.to_string();
   KVF_RETURN_IF_ERROR(engine->open_shm_listener());
+  KVF_RETURN_IF_ERROR(engine->open_rail_listeners(bind));
   KVF_RETURN_IF_ERROR(engine->make_transports());
   engine->self_ = std::make_shared<SelfPeer>(core);
   core->self = engine->self_;
@@ -75,6 +77,24 @@ Status EngineImpl::open_shm_listener() {
   KVF_ASSIGN_OR_RETURN(Listener listener, Listener::open(endpoint));
   shm_listener_.emplace(std::move(listener));
   core_->local.shm_name = name;
+  return {};
+}
+
+// Each rail's address is listened on, unless the main listener serves it already.
+Status EngineImpl::open_rail_listeners(const Endpoint& bind) {
+  const EngineOptions& options = core_->options;
+  if (options.rails.empty() && options.device.empty()) return {};
+  KVF_ASSIGN_OR_RETURN(core_->local.rails, local_rails(options, bind, discover_topology()));
+  for (LocalRail& rail : core_->local.rails) {
+    const bool any = bind.is_wildcard() && (bind.family() == rail.endpoint.family() || bind.host() == "::");
+    if (any || bind.host() == rail.endpoint.host()) {
+      rail.endpoint = rail.endpoint.with_port(listener_.endpoint().port());
+      continue;
+    }
+    KVF_ASSIGN_OR_RETURN(Listener listener, Listener::open(rail.endpoint));
+    rail.endpoint = listener.endpoint();
+    rail_listeners_.push_back(std::move(listener));
+  }
   return {};
 }
 
@@ -104,6 +124,9 @@ Status EngineImpl::make_transports() {
 Status EngineImpl::start_threads() {
   KVF_RETURN_IF_ERROR(core_->threads.spawn("kvf-keeper", [core = core_] { core->keeper.run(*core); }));
   KVF_RETURN_IF_ERROR(core_->threads.spawn("kvf-accept", [this] { listener_.run(core_, core_->stop); }));
+  for (const Listener& rail : rail_listeners_) {
+    KVF_RETURN_IF_ERROR(core_->threads.spawn("kvf-accept-rail", [this, &rail] { rail.run(core_, core_->stop); }));
+  }
   if (!shm_listener_) return {};
   return core_->threads.spawn("kvf-accept-shm", [this] { shm_listener_->run(core_, core_->stop); });
 }
@@ -349,6 +372,7 @@ void EngineImpl::close() {
   core_->threads.join_all();
   core_->files.close_all();
   listener_.close();
+  for (Listener& rail : rail_listeners_) rail.close();
   if (shm_listener_) shm_listener_->close();
 }
 

@@ -50,6 +50,7 @@ class EngineImpl final : public Engine {
  private:
   EngineImpl(std::shared_ptr<EngineCore> core, Listener listener);
   Status open_shm_listener();
+  Status open_rail_listeners(const Endpoint& bind);
   Status make_transports();
   Status start_threads();
   Status check_open() const;
@@ -66,6 +67,7 @@ class EngineImpl final : public Engine {
   const std::shared_ptr<EngineCore> core_;
   Listener listener_;
   std::optional<Listener> shm_listener_;  // constant once the threads run
+  std::vector<Listener> rail_listeners_;  // likewise
   Endpoint advertised_;                   // likewise
   std::shared_ptr<SelfPeer> self_;        // likewise
 

@@ -61,6 +61,8 @@ Status check_options(const EngineOptions& options) {
   if (options.shm_lanes > kMaxAttachLanes) return bad("shm_lanes must be 0 (automatic) to 16");
   if (options.max_connections == 0) return bad("max_connections must be at least 1");
   if (options.slice_bytes == 0) return bad("slice_bytes must be at least 1");
+  if (options.preferred_numa_node < -1) return bad("preferred_numa_node must be the number of a node, or -1 for none");
+  KVF_RETURN_IF_ERROR(check_positive(options.link_timeout, "link_timeout"));
   KVF_RETURN_IF_ERROR(check_positive(options.connect_timeout, "connect_timeout"));
   KVF_RETURN_IF_ERROR(check_positive(options.transfer_timeout, "transfer_timeout"));
   return check_positive(options.idle_probe, "idle_probe");

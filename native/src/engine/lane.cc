@@ -30,7 +30,7 @@ void Lane::run() {
 }
 
 bool Lane::wants_other_rail() const {
-  return !rail_ || (rank_ > 0 && Clock::now() >= no_probe_before_ && pool_.selector_.better_than(rank_));
+  return !rail_ || (pool_.selector_.better_than(rank_) && Clock::now() >= no_probe_before_);
 }
 
 bool Lane::ensure_rail() {
@@ -49,6 +49,7 @@ bool Lane::ensure_rail() {
   drop_rail();
   rail_ = std::move(opened->rail);
   rank_ = opened->rank;
+  unproven_ = true;
   not_before_ = {};
   pool_.rail_opened(index_);
   return true;
@@ -60,13 +61,13 @@ void Lane::move() {
   const Status status =
       rail_->execute(slice_.batch, slice_.results, try_deadline(transfer->deadline()), transfer->stop_flag());
   const bool stopped = transfer->stop_flag().load();
+  pool_.selector_.moved(rank_, slice_.moved_bytes());
   pool_.finish(index_, status);
   if (status.ok()) {
-    if (std::exchange(failed_before_, false)) pool_.selector_.report_success(rank_);
+    if (std::exchange(unproven_, false)) pool_.selector_.report_success(rank_);
     return;
   }
   if (!stopped) {
-    failed_before_ = true;
     pool_.selector_.report_failure(rank_, status);
   }
   drop_rail();

@@ -12,12 +12,6 @@ constexpr std::uint32_t kMaxAttempts = 5;  // two on a transport until it is set
 // What the submitting thread copies itself if nobody else is at it: about as long as it takes to wake another thread.
 constexpr std::uint64_t kMaxCopyInSubmit = 256u << 10;
 
-std::size_t most_rails(const std::vector<Transport*>& ranked) {
-  std::size_t most = 1;
-  for (const Transport* transport : ranked) most = std::max(most, transport->rails_per_peer());
-  return most;
-}
-
 // Why a run failed that is not tried again. What every path would say comes first.
 Status reason_locked(const TransferImpl& transfer, const Status& result, bool late) {
   if (is_final(result.code())) return result;
@@ -36,8 +30,7 @@ LanePool::LanePool(std::vector<Transport*> ranked, PeerContext peer, const Engin
       counters_(counters),
       hooks_(std::move(hooks)),
       selector_(ranked, std::move(peer), counters) {
-  const std::size_t lanes = most_rails(ranked);
-  for (std::size_t lane = 0; lane < lanes; ++lane) posts_.push_back(std::make_unique<Post>(*this, lane));
+  for (std::size_t lane = 0; lane < selector_.most_lanes(); ++lane) posts_.push_back(std::make_unique<Post>(*this, lane));
 }
 
 Status LanePool::enqueue(const std::shared_ptr<TransferImpl>& transfer, Help help) {
@@ -351,6 +344,7 @@ PeerStats LanePool::stats() const {
   out.rail_switches = selector_.switches();
   out.unsettled_transfers = unsettled_.size();
   out.queued_slices = queue_.queued_slices();
+  out.rails = selector_.rails();
   return out;
 }
 

@@ -1,5 +1,6 @@
-// Chooses the transport for one peer: ranked, best first; a transport that fails is set aside for a while and tried
-// again later, so traffic comes back to the better path. Thread-safe.
+// Chooses transport and path for the lanes of one peer: transports ranked, best first; the paths of one transport side
+// by side, each with as many rails. A path that fails is set aside for a while and tried again later, by one lane, so
+// that traffic comes back to it. Thread-safe.
 #pragma once
 
 #include <cstddef>
@@ -10,6 +11,7 @@
 #include <vector>
 
 #include "base/counters.h"
+#include "kvferry/engine.h"
 #include "transport/transport.h"
 
 namespace kvferry {
@@ -19,47 +21,62 @@ class RailSelector {
   static constexpr std::size_t kNoRank = ~std::size_t{0};
   struct Opened {
     std::unique_ptr<Rail> rail;
-    std::size_t rank = 0;
+    std::size_t rank = 0;  // names its path
   };
 
   // `ranked` outlives the selector and is not empty.
-  RailSelector(std::vector<Transport*> ranked, PeerContext peer, Counters& counters);
+  RailSelector(const std::vector<Transport*>& ranked, PeerContext peer, Counters& counters);
 
+  std::size_t most_lanes() const;  // that lanes_wanted() will ever return
   // How many lanes the best transport that is not set aside can use.
   std::size_t lanes_wanted() const;
-  // True if a better transport than `rank` is worth a try now.
+  // True if another path than `rank` is worth a try now: a better transport, one with fewer rails, or any if this is
+  // set aside.
   bool better_than(std::size_t rank) const;
-  // A rail of the best transport that can be reached, of a rank below `below`. Blocks until `deadline` at most.
-  Result<Opened> open(std::size_t lane, std::size_t below, Deadline deadline);
+  // A rail of the best path that can be reached; better than `current`, the rank of the rail at hand, if there is one.
+  // Blocks until `deadline` at most.
+  Result<Opened> open(std::size_t lane, std::size_t current, Deadline deadline);
   void released(std::size_t rank);                           // a rail from open() was destroyed
   void report_failure(std::size_t rank, const Status& why);  // a rail broke in use
-  void report_success(std::size_t rank);
+  void report_success(std::size_t rank);                     // the first after open()
+  void moved(std::size_t rank, std::uint64_t bytes);
 
-  std::uint64_t switches() const;  // how often the transport in use changed
+  std::uint64_t switches() const;  // how often traffic moved to another transport or path
   std::string active() const;      // name of the transport in use, "" before the first
   std::string note() const;        // why this one
+  std::vector<RailStats> rails() const;
 
  private:
   struct Rank {
     Transport* transport = nullptr;
+    std::size_t tier = 0;  // of the transport: 0 is the best
+    Path path;
     std::size_t live_rails = 0;
     unsigned failures_in_a_row = 0;
-    milliseconds backoff{0};  // 0: not set aside
+    milliseconds backoff{0};  // 0: healthy; else set aside until `blocked_until`, then suspect until the next success
     Clock::time_point blocked_until{};
+    bool probing = false;  // a lane is trying it: one is enough while it is suspect
     Status reason;
+    std::uint64_t bytes = 0, failures = 0, recoveries = 0;
   };
-  bool blocked_locked(const Rank& rank) const;
+  static std::string name_of(const Rank& rank);
+  static bool blocked(const Rank& rank);
+  std::size_t lanes_of_locked(std::size_t tier) const;
+  bool improves_locked(const Rank& candidate, const Rank& current) const;
+  bool has_alternative_locked(const Rank& rank) const;
   void block_locked(Rank& rank, const Status& why);
-  std::string activate_locked(std::size_t rank);
-  Status reasons_locked(std::size_t below) const;
+  std::string activate_locked(const Rank& rank);
+  void switched_locked();
+  Status reasons_locked(std::size_t below_tier) const;
   Result<Opened> try_open(std::size_t rank, Deadline deadline);
-  std::vector<std::size_t> candidates(std::size_t lane, std::size_t below) const;
+  std::vector<std::size_t> candidates(std::size_t lane, std::size_t current) const;
 
   const PeerContext peer_;
   Counters& counters_;
   mutable std::mutex mutex_;
-  std::vector<Rank> ranks_;       // guarded by mutex_
-  std::size_t active_ = kNoRank;  // guarded by mutex_
+  std::vector<Rank> ranks_;       // by tier; the fields that change are guarded by mutex_
+  bool nothing_beats_first_;      // constant: the best transport has one path
+  std::size_t active_ = kNoRank;  // tier in use; guarded by mutex_
   std::uint64_t switches_ = 0;    // guarded by mutex_
 };
 

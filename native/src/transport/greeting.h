@@ -20,6 +20,8 @@ struct LocalRail {               // an address of ours that carries data
   Endpoint endpoint;             // we listen there
   std::uint32_t speed_mbit = 0;  // of its interface; 0: unknown
   unsigned prefix_length = 0;    // of its network
+  int numa_node = -1;            // of its interface; -1: unknown
+  std::string nic;               // the interface's name
 };
 
 struct LocalNode {  // what we say of ourselves; fixed once the engine listens

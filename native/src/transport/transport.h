@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -71,6 +72,13 @@ struct PeerRail {  // an address of the peer that data connections may go to
 
 inline constexpr milliseconds kFencePatience{500};
 
+// A way to a peer that works or fails by itself: for tcp a pair of addresses.
+struct Path {
+  std::string name;              // "" if the transport has just one
+  std::optional<Endpoint> from;  // our address, port 0; none: the kernel chooses
+  Endpoint to;
+};
+
 // What a transport may know of the peer it should open rails to.
 struct PeerContext {
   NodeId self;
@@ -83,17 +91,20 @@ struct PeerContext {
   // number, as the connection's request ids have it. Thread-safe; outlives the rails.
   std::function<Status(std::uint32_t connection, Deadline deadline)> fence;
   const Interrupt* stop = nullptr;  // set when the engine closes: ends the opening of rails
+  Path path{};                  // for open_rail(): the one of paths() to take
 };
 
 class Transport {
  public:
   virtual ~Transport() = default;
   virtual std::string_view name() const = 0;
-  virtual Status probe() const = 0;                // can this host do it at all? The reason if not.
-  virtual std::size_t rails_per_peer() const = 0;  // how many rails (one thread each) are worth having
+  virtual Status probe() const = 0;  // can this host do it at all? The reason if not.
+  // The ways to this peer that may be used side by side, best first; never none. Each has a health of its own.
+  virtual std::vector<Path> paths(const PeerContext& peer) const { return {{"", std::nullopt, peer.endpoint}}; }
+  virtual std::size_t rails_per_path() const = 0;  // how many rails (one thread each) are worth having
   // Less than this is not worth a rail's while next to another that is at work: its thread must be woken first.
   virtual std::uint64_t min_slice_bytes() const { return 256u << 10; }
-  // One more rail, or why this peer cannot be reached this way. Thread-safe; blocks until `deadline` at most.
+  // One more rail over `peer.path`, or why it cannot be had. Thread-safe; blocks until `deadline` at most.
   virtual Result<std::unique_ptr<Rail>> open_rail(const PeerContext& peer, Deadline deadline) = 0;
 };
 

@@ -17,7 +17,8 @@ class FaultTransport final : public Transport {
 
   std::string_view name() const override { return inner_->name(); }
   Status probe() const override { return inner_->probe(); }
-  std::size_t rails_per_peer() const override { return inner_->rails_per_peer(); }
+  std::vector<Path> paths(const PeerContext& peer) const override { return inner_->paths(peer); }
+  std::size_t rails_per_path() const override { return inner_->rails_per_path(); }
   std::uint64_t min_slice_bytes() const override { return inner_->min_slice_bytes(); }
   Result<std::unique_ptr<Rail>> open_rail(const PeerContext& peer, Deadline deadline) override;
 

@@ -12,7 +12,7 @@ class LocalTransport final : public Transport {
 
   std::string_view name() const override { return "local"; }
   Status probe() const override { return {}; }
-  std::size_t rails_per_peer() const override { return 1; }
+  std::size_t rails_per_path() const override { return 1; }
   Result<std::unique_ptr<Rail>> open_rail(const PeerContext& peer, Deadline deadline) override;
 
  private:

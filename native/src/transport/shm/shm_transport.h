@@ -14,7 +14,7 @@ class ShmTransport final : public Transport {
 
   std::string_view name() const override { return "shm"; }
   Status probe() const override;
-  std::size_t rails_per_peer() const override { return lanes_; }
+  std::size_t rails_per_path() const override { return lanes_; }
   std::uint64_t min_slice_bytes() const override { return 2u << 20; }  // copied in 0.1 ms, a few times a wake-up
   Result<std::unique_ptr<Rail>> open_rail(const PeerContext& peer, Deadline deadline) override;
 

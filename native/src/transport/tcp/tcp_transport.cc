@@ -1,6 +1,7 @@
 #include "transport/tcp/tcp_transport.h"
 
 #include "base/deadline.h"
+#include "transport/tcp/rail_pairs.h"
 #include "transport/tcp/tcp_rail.h"
 
 namespace kvferry {
@@ -11,21 +12,26 @@ void tune_same_host_socket(int fd) {
   }
 }
 
+std::vector<Path> TcpTransport::paths(const PeerContext& peer) const {
+  return pair_rails(local_.rails, peer.rails, peer.endpoint);
+}
+
 Result<std::unique_ptr<Rail>> TcpTransport::open_rail(const PeerContext& peer, Deadline deadline) {
-  if (peer.endpoint.family() == Endpoint::Family::kUnix) return {Code::kUnsupported, "the peer has no TCP endpoint"};
-  if (peer.endpoint.port() == 0) {
+  if (peer.path.to.family() == Endpoint::Family::kUnix) return {Code::kUnsupported, "the peer has no TCP endpoint"};
+  const Path& path = peer.path;
+  if (path.to.port() == 0) {
     return {Code::kUnavailable,
             "the peer told no address that this host can reach: set transfer.bind or "
             "transfer.advertise there"};
   }
   const Wait wait{deadline, peer.stop};
-  KVF_ASSIGN_OR_RETURN(UniqueFd fd, connect_to(peer.endpoint, wait));
-  if (peer.same_host || peer.endpoint.is_loopback()) tune_same_host_socket(fd.get());
+  KVF_ASSIGN_OR_RETURN(UniqueFd fd, connect_to(path.to, wait, path.from ? &*path.from : nullptr));
+  if (peer.same_host || path.to.is_loopback()) tune_same_host_socket(fd.get());
   Channel channel(std::move(fd));
   const auto ack = greet(channel, local_, peer.node_id, wire::Purpose::kTcpData, wait);
-  if (!ack.ok()) return ack.status().with_context("data connection to " + peer.endpoint.to_string());
+  if (!ack.ok()) return ack.status().with_context("data connection to " + path.to.to_string());
   KVF_ASSIGN_OR_RETURN(Interrupt interrupt, Interrupt::create());
-  TcpRail::Connection connection{std::move(channel), std::move(interrupt), peer.endpoint, ++last_connection_,
+  TcpRail::Connection connection{std::move(channel), std::move(interrupt), path.to, ++last_connection_,
                                  peer.fence};
   return std::unique_ptr<Rail>(std::make_unique<TcpRail>(std::move(connection), options_.checksum));
 }

@@ -11,7 +11,7 @@
 namespace kvferry {
 
 struct TcpOptions {
-  std::size_t streams = 2;  // rails per peer
+  std::size_t streams = 2;  // rails per pair of addresses
   bool checksum = false;    // CRC32C per piece
 };
 
@@ -22,7 +22,8 @@ class TcpTransport final : public Transport {
 
   std::string_view name() const override { return "tcp"; }
   Status probe() const override { return {}; }
-  std::size_t rails_per_peer() const override { return options_.streams; }
+  std::vector<Path> paths(const PeerContext& peer) const override;
+  std::size_t rails_per_path() const override { return options_.streams; }
   Result<std::unique_ptr<Rail>> open_rail(const PeerContext& peer, Deadline deadline) override;
 
  private:
