@@ -97,8 +97,8 @@ class TransferOptions(Options, frozen=True, kw_only=True):
         Meta(
             ge=-1,
             le=1023,
-            description="NUMA node whose rails, threads and memory are used first if `numa_aware` is set; -1: "
-            "none.",
+            description="NUMA node whose rails, threads and memory are used first if `numa_aware` is set; "
+            "-1: none.",
         ),
     ] = -1
     allow_fallback: Annotated[

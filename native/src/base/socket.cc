@@ -10,12 +10,16 @@
 #include <array>
 #include <cerrno>
 #include <chrono>
+#include <string>
+#include <utility>
 
 #include "base/deadline.h"
 #include "base/signal_hook.h"
 
 namespace kvferry {
 namespace {
+
+constexpr milliseconds kLinkLook{500};  // how often a waiting thread looks whether its link is dead
 
 bool is_tcp(const Endpoint& endpoint) { return endpoint.family() != Endpoint::Family::kUnix; }
 
@@ -209,16 +213,42 @@ Result<Accepted> accept_from(int listener, const Wait& wait) {
 
 Status wait_for(int fd, short events, const Wait& wait) {
   const int interrupt_fd = wait.interrupt != nullptr ? wait.interrupt->fd() : -1;  // poll ignores negative ones
+  const bool looks = wait.link_timeout.count() > 0;
+  bool looked_dead = false;  // once may be a probe whose answer is just under way
   for (;;) {
+    const Deadline next = looks ? sooner(wait.deadline, deadline_in(kLinkLook)) : wait.deadline;
     std::array<pollfd, 2> pollers{pollfd{fd, events, 0}, pollfd{interrupt_fd, POLLIN, 0}};
-    const int ready = ::poll(pollers.data(), pollers.size(), poll_timeout_ms(wait.deadline));
+    const int ready = ::poll(pollers.data(), pollers.size(), poll_timeout_ms(next));
     if (ready < 0 && errno != EINTR) return errno_status(Code::kInternal, "poll", errno);
     if (ready < 0) SignalHook::call();
     if (ready > 0 && pollers[1].revents != 0) return {Code::kCancelled, "interrupted"};
     if (ready > 0 && (pollers[0].revents & POLLNVAL) != 0) return {Code::kInternal, "poll on a closed descriptor"};
     if (ready > 0) return {};
     if (expired(wait.deadline)) return {Code::kDeadlineExceeded, "no progress within the time allowed"};
+    const bool dead = looks && is_link_dead(fd, wait.link_timeout);
+    if (dead && std::exchange(looked_dead, true)) {
+      return {Code::kPeerLost,
+              "the link is dead: nothing was acknowledged for " + std::to_string(wait.link_timeout.count()) + " ms"};
+    }
+    looked_dead = dead;
   }
+}
+
+Status watch_link(int fd, milliseconds timeout) {
+  const int whole = static_cast<int>(std::clamp<milliseconds::rep>(timeout.count() / 1000, 3, 3600));
+  const int idle_s = std::max(1, whole / 4);
+  KVF_RETURN_IF_ERROR(set_int(fd, SOL_SOCKET, SO_KEEPALIVE, 1, "SO_KEEPALIVE"));
+  KVF_RETURN_IF_ERROR(set_int(fd, IPPROTO_TCP, TCP_KEEPIDLE, idle_s, "TCP_KEEPIDLE"));
+  KVF_RETURN_IF_ERROR(set_int(fd, IPPROTO_TCP, TCP_KEEPINTVL, idle_s, "TCP_KEEPINTVL"));
+  return set_int(fd, IPPROTO_TCP, TCP_KEEPCNT, whole / idle_s, "TCP_KEEPCNT");
+}
+
+bool is_link_dead(int fd, milliseconds timeout) {
+  tcp_info info{};
+  socklen_t length = sizeof(info);
+  if (::getsockopt(fd, IPPROTO_TCP, TCP_INFO, &info, &length) != 0) return false;  // not TCP
+  const bool unanswered = info.tcpi_retransmits > 0 || info.tcpi_probes > 0;
+  return unanswered && std::min(info.tcpi_last_ack_recv, info.tcpi_last_data_recv) >= timeout.count();
 }
 
 bool is_hung_up(int fd) {

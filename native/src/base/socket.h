@@ -38,6 +38,7 @@ class Interrupt {
 struct Wait {  // how long a call may block, and what may end it early
   Deadline deadline;
   const Interrupt* interrupt = nullptr;
+  milliseconds link_timeout{0};  // not 0: kPeerLost when is_link_dead() finds so
 };
 
 struct PeerCredentials {  // as the kernel saw them when the connection was made
@@ -86,6 +87,12 @@ Result<PeerCredentials> peer_credentials(int fd);
 
 Status set_no_delay(int fd);
 Status set_congestion_control(int fd, std::string_view algorithm);  // kUnsupported if the kernel lacks it
+// Lets the kernel ask the other end now and then whether it is there, so that a dead link shows on a connection that
+// only waits, too: within about `timeout`, at best 3 s.
+Status watch_link(int fd, milliseconds timeout);
+// True if a TCP connection has something to be acknowledged and got nothing for `timeout`. A process that is slow or
+// stopped does not make a link dead: its kernel acknowledges, window probes as well.
+bool is_link_dead(int fd, milliseconds timeout);
 void abort_connection(UniqueFd fd);  // closes it; what was not sent yet is dropped, and the peer's next read fails
 void shut_down(int fd);              // both directions; wakes threads that wait on the socket
 void shut_down_sending(int fd);  // the peer sees the end of the stream; is_hung_up() still tells when it closes, too

@@ -103,8 +103,8 @@ Status EngineImpl::make_transports() {
   for (const std::string& name : core_->options.transports) {
     std::unique_ptr<Transport> transport;
     if (name == "tcp") {
-      transport =
-          std::make_unique<TcpTransport>(core_->local, TcpOptions{core_->options.tcp_streams, core_->options.checksum});
+      transport = std::make_unique<TcpTransport>(
+          core_->local, TcpOptions{core_->options.tcp_streams, core_->options.checksum, core_->options.link_timeout});
     } else {
       transport = std::make_unique<ShmTransport>(core_->local, core_->options.shm_lanes);
     }

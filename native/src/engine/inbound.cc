@@ -133,6 +133,7 @@ Status serve(const std::shared_ptr<EngineCore>& core, InboundConnection& connect
       return serve_control(core, connection, hello);
     case wire::Purpose::kTcpData:
       if (core->local.host.same_host(hello.host)) tune_same_host_socket(connection.fd());
+      KVF_RETURN_IF_ERROR(watch_link(connection.fd(), core->options.link_timeout));
       return serve_data(*core, connection);
     case wire::Purpose::kShmAttach:
       return core->attachments.serve(connection.fd(), connection.interrupt(), core->directory, core->arenas);

@@ -16,7 +16,8 @@ Status TcpRail::execute(const Batch& batch, std::span<Status> results, Deadline 
                         const std::atomic<bool>& cancelled) {
   first_unfinished_ = sent_ = answered_ = 0;
   if (interrupted_.exchange(false)) connection_.interrupt.clear();  // meant for an earlier job, or `cancelled` says it
-  const Status status = pipeline(batch, results, Wait{deadline, &connection_.interrupt}, cancelled);
+  const Wait wait{deadline, &connection_.interrupt, connection_.link_timeout};
+  const Status status = pipeline(batch, results, wait, cancelled);
   if (status.ok()) return {};
   Status why = status.with_context("tcp to " + connection_.endpoint.to_string());
   Status unconfirmed;

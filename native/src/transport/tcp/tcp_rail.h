@@ -26,6 +26,7 @@ class TcpRail final : public Rail {
     Endpoint endpoint;         // for messages
     std::uint32_t number = 0;  // unique among those of this node, not 0
     std::function<Status(std::uint32_t connection, Deadline deadline)> fence;
+    milliseconds link_timeout{0};  // see Wait
   };
   TcpRail(Connection connection, bool checksum);
 

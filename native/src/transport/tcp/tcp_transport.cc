@@ -27,12 +27,13 @@ Result<std::unique_ptr<Rail>> TcpTransport::open_rail(const PeerContext& peer, D
   const Wait wait{deadline, peer.stop};
   KVF_ASSIGN_OR_RETURN(UniqueFd fd, connect_to(path.to, wait, path.from ? &*path.from : nullptr));
   if (peer.same_host || path.to.is_loopback()) tune_same_host_socket(fd.get());
+  KVF_RETURN_IF_ERROR(watch_link(fd.get(), options_.link_timeout));
   Channel channel(std::move(fd));
   const auto ack = greet(channel, local_, peer.node_id, wire::Purpose::kTcpData, wait);
   if (!ack.ok()) return ack.status().with_context("data connection to " + path.to.to_string());
   KVF_ASSIGN_OR_RETURN(Interrupt interrupt, Interrupt::create());
   TcpRail::Connection connection{std::move(channel), std::move(interrupt), path.to, ++last_connection_,
-                                 peer.fence};
+                                 peer.fence, options_.link_timeout};
   return std::unique_ptr<Rail>(std::make_unique<TcpRail>(std::move(connection), options_.checksum));
 }
 

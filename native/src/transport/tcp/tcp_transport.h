@@ -13,6 +13,7 @@ namespace kvferry {
 struct TcpOptions {
   std::size_t streams = 2;  // rails per pair of addresses
   bool checksum = false;    // CRC32C per piece
+  milliseconds link_timeout{5000};
 };
 
 class TcpTransport final : public Transport {
