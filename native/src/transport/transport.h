@@ -91,7 +91,7 @@ struct PeerContext {
   // number, as the connection's request ids have it. Thread-safe; outlives the rails.
   std::function<Status(std::uint32_t connection, Deadline deadline)> fence;
   const Interrupt* stop = nullptr;  // set when the engine closes: ends the opening of rails
-  Path path{};                  // for open_rail(): the one of paths() to take
+  Path path{};                      // for open_rail(): the one of paths() to take
 };
 
 class Transport {
