@@ -81,9 +81,9 @@ std::size_t RailSelector::lanes_wanted() const {
 }
 
 bool RailSelector::improves_locked(const Rank& candidate, const Rank& current) const {
-  if (&candidate == &current || candidate.probing || blocked(candidate)) return false;
+  if (&candidate == &current || candidate.probed() || blocked(candidate)) return false;
   if (candidate.tier != current.tier) return candidate.tier < current.tier;
-  return blocked(current) || candidate.live_rails + 1 < current.live_rails;
+  return blocked(current) || candidate.load() + 1 < current.load();
 }
 
 bool RailSelector::better_than(std::size_t rank) const {
@@ -93,15 +93,14 @@ bool RailSelector::better_than(std::size_t rank) const {
                      [&](const Rank& candidate) { return improves_locked(candidate, ranks_[rank]); });
 }
 
-std::vector<std::size_t> RailSelector::candidates(std::size_t lane, std::size_t current) const {
-  std::lock_guard lock(mutex_);
+std::vector<std::size_t> RailSelector::candidates_locked(std::size_t lane, std::size_t current) const {
   std::vector<std::size_t> open, last_resort;
   for (std::size_t i = 0; i < ranks_.size(); ++i) {
     const Rank& rank = ranks_[i];
     if (lane >= lanes_of_locked(rank.tier)) continue;
     if (current != kNoRank) {
       if (improves_locked(rank, ranks_[current])) open.push_back(i);
-    } else if (!rank.probing && !blocked(rank)) {
+    } else if (!rank.probed() && !blocked(rank)) {
       open.push_back(i);
     } else if (rank.reason.code() != Code::kUnsupported) {
       last_resort.push_back(i);  // rather than fail without a try
@@ -111,21 +110,42 @@ std::vector<std::size_t> RailSelector::candidates(std::size_t lane, std::size_t 
     const Rank& rank = ranks_[i];
     // With nothing at hand the healthy ones come first; with a rail at hand there is time to try a suspect.
     const bool suspect = current == kNoRank && rank.backoff.count() > 0;
-    return std::tuple(rank.tier, suspect, rank.live_rails, i);
+    return std::tuple(rank.tier, suspect, rank.load(), i);
   };
   std::sort(open.begin(), open.end(), [&](std::size_t a, std::size_t b) { return order(a) < order(b); });
   open.insert(open.end(), last_resort.begin(), last_resort.end());
   return open;
 }
 
+// The best path that was not tried yet. Chosen and counted in one step, so that lanes that open rails at the same time
+// spread over the paths.
+RailSelector::Choice RailSelector::choose(std::size_t lane, std::size_t current,
+                                          const std::vector<std::size_t>& tried) {
+  std::lock_guard lock(mutex_);
+  Choice choice;
+  for (const std::size_t rank : candidates_locked(lane, current)) {
+    if (std::find(tried.begin(), tried.end(), rank) != tried.end()) continue;
+    if (choice.rank == kNoRank) {
+      choice.rank = rank;
+    } else {
+      ++choice.others;
+    }
+  }
+  if (choice.rank != kNoRank) ++ranks_[choice.rank].opening;
+  return choice;
+}
+
 Result<RailSelector::Opened> RailSelector::open(std::size_t lane, std::size_t current, Deadline deadline) {
-  const std::vector<std::size_t> ranks = candidates(lane, current);
-  for (std::size_t i = 0; i < ranks.size(); ++i) {
+  std::vector<std::size_t> tried;
+  for (;;) {
+    const Choice choice = choose(lane, current, tried);
+    if (choice.rank == kNoRank) break;
     // One that does not answer must leave time for the others.
-    const auto left = static_cast<milliseconds::rep>(ranks.size() - i);
+    const auto left = static_cast<milliseconds::rep>(choice.others + 1);
     const milliseconds share = std::max(remaining(deadline) / left, kShortestTry);
-    Result<Opened> opened = try_open(ranks[i], left == 1 ? deadline : sooner(deadline, deadline_in(share)));
+    Result<Opened> opened = try_open(choice.rank, choice.others == 0 ? deadline : sooner(deadline, deadline_in(share)));
     if (opened.ok()) return opened;
+    tried.push_back(choice.rank);
   }
   std::lock_guard lock(mutex_);
   return reasons_locked(current == kNoRank ? kNoRank : ranks_[current].tier);
@@ -138,14 +158,13 @@ Result<RailSelector::Opened> RailSelector::try_open(std::size_t rank, Deadline d
     std::lock_guard lock(mutex_);
     transport = ranks_[rank].transport;
     peer.path = ranks_[rank].path;
-    ranks_[rank].probing = ranks_[rank].backoff.count() > 0;
   }
   Result<std::unique_ptr<Rail>> rail = transport->open_rail(peer, deadline);
   std::string chosen;  // logged without the lock
   {
     std::lock_guard lock(mutex_);
     Rank& entry = ranks_[rank];
-    entry.probing = false;
+    --entry.opening;
     if (!rail.ok()) {
       if (entry.live_rails == 0) block_locked(entry, rail.status());
       entry.reason = rail.status();

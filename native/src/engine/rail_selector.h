@@ -52,12 +52,18 @@ class RailSelector {
     std::size_t tier = 0;  // of the transport: 0 is the best
     Path path;
     std::size_t live_rails = 0;
+    std::size_t opening = 0;  // rails that lanes are opening
     unsigned failures_in_a_row = 0;
     milliseconds backoff{0};  // 0: healthy; else set aside until `blocked_until`, then suspect until the next success
     Clock::time_point blocked_until{};
-    bool probing = false;  // a lane is trying it: one is enough while it is suspect
     Status reason;
     std::uint64_t bytes = 0, failures = 0, recoveries = 0;
+    std::size_t load() const { return live_rails + opening; }
+    bool probed() const { return backoff.count() > 0 && opening > 0; }  // one lane is enough for a suspect
+  };
+  struct Choice {
+    std::size_t rank = kNoRank;
+    std::size_t others = 0;  // that may be tried after it
   };
   static std::string name_of(const Rank& rank);
   static bool blocked(const Rank& rank);
@@ -69,7 +75,8 @@ class RailSelector {
   void switched_locked();
   Status reasons_locked(std::size_t below_tier) const;
   Result<Opened> try_open(std::size_t rank, Deadline deadline);
-  std::vector<std::size_t> candidates(std::size_t lane, std::size_t current) const;
+  std::vector<std::size_t> candidates_locked(std::size_t lane, std::size_t current) const;
+  Choice choose(std::size_t lane, std::size_t current, const std::vector<std::size_t>& tried);
 
   const PeerContext peer_;
   Counters& counters_;
