@@ -26,6 +26,7 @@ __all__: list[str] = [
     "Peer",
     "PeerStats",
     "Plan",
+    "RailStats",
     "RegionInfo",
     "Topology",
     "Transfer",
@@ -192,6 +193,7 @@ class EngineOptions:
     fault_plan: str
     io_uring: bool
     metadata: bytes
+    numa_aware: bool
     tls: bool
     tls_ca_file: str
     tls_cert_file: str
@@ -202,13 +204,29 @@ class EngineOptions:
     @connect_timeout_s.setter
     def connect_timeout_s(self, arg1: float) -> None: ...
     @property
+    def device(self) -> list[str]: ...
+    @device.setter
+    def device(self, arg0: collections.abc.Sequence[str]) -> None: ...
+    @property
     def idle_probe_s(self) -> float: ...
     @idle_probe_s.setter
     def idle_probe_s(self, arg1: float) -> None: ...
     @property
+    def link_timeout_s(self) -> float: ...
+    @link_timeout_s.setter
+    def link_timeout_s(self, arg1: float) -> None: ...
+    @property
     def max_connections(self) -> int: ...
     @max_connections.setter
     def max_connections(self, arg0: int) -> None: ...
+    @property
+    def preferred_numa_node(self) -> int: ...
+    @preferred_numa_node.setter
+    def preferred_numa_node(self, arg0: int) -> None: ...
+    @property
+    def rails(self) -> list[str]: ...
+    @rails.setter
+    def rails(self, arg0: collections.abc.Sequence[str]) -> None: ...
     @property
     def shm_lanes(self) -> int: ...
     @shm_lanes.setter
@@ -293,6 +311,36 @@ class TransportStats:
     @property
     def transport(self) -> str: ...
 
+class RailStats:
+    """
+    One way to a peer: a transport, for tcp with a pair of addresses.
+    """
+    @property
+    def bytes(self) -> int: ...
+    @property
+    def failures(self) -> int: ...
+    @property
+    def lanes(self) -> int:
+        """
+        Connections or attachments open now.
+        """
+    @property
+    def name(self) -> str: ...
+    @property
+    def reason(self) -> str:
+        """
+        Why it failed last; empty if it works.
+        """
+    @property
+    def recoveries(self) -> int: ...
+    @property
+    def set_aside(self) -> bool:
+        """
+        It failed and has not worked since.
+        """
+    @property
+    def transport(self) -> str: ...
+
 class PeerStats:
     """
     What moved to and from one peer so far. A snapshot.
@@ -319,6 +367,11 @@ class PeerStats:
     def rail_switches(self) -> int:
         """
         How often traffic moved to another transport.
+        """
+    @property
+    def rails(self) -> list[RailStats]:
+        """
+        Each way to the peer, best first.
         """
     @property
     def retried_slices(self) -> int: ...

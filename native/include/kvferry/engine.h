@@ -107,7 +107,7 @@ struct PeerStats {
   std::uint64_t unsettled_transfers = 0;     // now: submitted, not settled
   std::uint64_t queued_slices = 0;           // now: of these, waiting for a rail
   std::vector<TransportStats> by_transport;  // those used so far; transfers that no rail ever took are in none
-  std::vector<RailStats> rails;  // best first
+  std::vector<RailStats> rails;              // best first
 };
 
 // Where a transfer's time went, in seconds; what has not begun is 0.

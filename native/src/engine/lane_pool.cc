@@ -30,7 +30,8 @@ LanePool::LanePool(std::vector<Transport*> ranked, PeerContext peer, const Engin
       counters_(counters),
       hooks_(std::move(hooks)),
       selector_(ranked, std::move(peer), counters) {
-  for (std::size_t lane = 0; lane < selector_.most_lanes(); ++lane) posts_.push_back(std::make_unique<Post>(*this, lane));
+  for (std::size_t lane = 0; lane < selector_.most_lanes(); ++lane)
+    posts_.push_back(std::make_unique<Post>(*this, lane));
 }
 
 Status LanePool::enqueue(const std::shared_ptr<TransferImpl>& transfer, Help help) {
