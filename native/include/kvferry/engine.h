@@ -36,14 +36,14 @@ struct EngineOptions {
   std::string tls_cert_file;                          // PEM files; none of the three: a key from cluster_secret
   std::string tls_key_file;
   std::string tls_ca_file;
-  std::string metadata;                               // opaque, handed to every peer at hello; at most 64 KiB
-  std::uint32_t tcp_streams = 2;                      // data connections per peer
-  std::uint32_t shm_lanes = 0;                        // copying threads per peer; 0: by the number of cores
-  std::uint64_t slice_bytes = 4u << 20;               // a transfer is cut into slices of about this size
-  std::uint32_t max_connections = 1024;               // inbound; one more is refused
-  bool checksum = false;                              // CRC32C per piece on tcp
-  bool io_uring = true;           // false: files by pread and pwrite, even where io_uring is possible
-  bool advise_huge_pages = true;  // madvise(MADV_HUGEPAGE) on registered anonymous memory
+  std::string metadata;                  // opaque, handed to every peer at hello; at most 64 KiB
+  std::uint32_t tcp_streams = 2;         // data connections per peer
+  std::uint32_t shm_lanes = 0;           // copying threads per peer; 0: by the number of cores
+  std::uint64_t slice_bytes = 4u << 20;  // a transfer is cut into slices of about this size
+  std::uint32_t max_connections = 1024;  // inbound; one more is refused
+  bool checksum = false;                 // CRC32C per piece on tcp
+  bool io_uring = true;                  // false: files by pread and pwrite, even where io_uring is possible
+  bool advise_huge_pages = true;         // madvise(MADV_HUGEPAGE) on registered anonymous memory
   milliseconds connect_timeout{5000};
   milliseconds transfer_timeout{30000};  // default deadline of a transfer
   milliseconds link_timeout{5000};       // a connection on which nothing is acknowledged for so long is dead
