@@ -19,13 +19,13 @@ from kvferry.transfer import Engine
 NEVER_BLOCK = {
     "BlockList.__init__",
     "Endpoint.__init__", "Endpoint.with_port",
-    "Engine.counters", "Engine.peer", "Engine.peers", "Engine.set_metadata",
+    "Engine.counters", "Engine.file_note", "Engine.peer", "Engine.peers", "Engine.self", "Engine.set_metadata",
     "EngineOptions.__init__",
     "Nic.distance",
     "LogQueue.__init__", "LogQueue.close", "LogQueue.install", "LogQueue.push",
     "Peer.error", "Peer.stats",
     "Transfer.cancel", "Transfer.error", "Transfer.event_fd", "Transfer.piece_errors",
-    "buffer_address", "set_log_level",
+    "buffer_address", "set_log_level", "tls_library",
 }  # fmt: skip
 _OF_VALUES = {"__eq__", "__hash__", "__repr__", "__str__"}  # of what Python holds already
 _OF_PYBIND11 = {"__new__", "__init__", "_pybind11_conduit_v1_"}
