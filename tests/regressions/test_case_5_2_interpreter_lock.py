@@ -19,7 +19,8 @@ from kvferry.transfer import Engine
 NEVER_BLOCK = {
     "BlockList.__init__",
     "Endpoint.__init__", "Endpoint.with_port",
-    "Engine.counters", "Engine.file_note", "Engine.peer", "Engine.peers", "Engine.self", "Engine.set_metadata",
+    "Engine.counters", "Engine.file_note", "Engine.peer", "Engine.peers", "Engine.self",
+    "Engine.set_metadata",
     "EngineOptions.__init__",
     "Nic.distance",
     "LogQueue.__init__", "LogQueue.close", "LogQueue.install", "LogQueue.push",
