@@ -9,6 +9,7 @@
 #include <algorithm>
 #include <thread>
 
+#include "engine_fixture.h"
 #include "memory/arena.h"
 
 namespace kvferry {
@@ -39,6 +40,7 @@ TEST(Numa, ThisHostHasANode) {
 TEST(Numa, OneNodeNeedsNoPlacement) {
   EXPECT_EQ(*numa_placement(true, -1, {0}), NumaPlacement{});
   EXPECT_EQ(*numa_placement(true, 0, {0}), NumaPlacement{});
+  EXPECT_EQ(*numa_placement(true, 5, {0}), NumaPlacement{});
   EXPECT_EQ(*numa_placement(false, 0, {0}), NumaPlacement{});
 }
 
@@ -49,7 +51,7 @@ TEST(Numa, SeveralNodesAreInterleavedUnlessOneIsPreferred) {
 }
 
 TEST(Numa, AnUnknownNodeIsRefusedByName) {
-  const Status status = numa_placement(false, 7, {0, 1}).status();
+  const Status status = numa_placement(true, 7, {0, 1}).status();
   EXPECT_EQ(status.code(), Code::kInvalidArgument);
   EXPECT_NE(status.message().find("preferred_numa_node 7"), std::string::npos) << status.message();
   EXPECT_NE(status.message().find("0, 1"), std::string::npos) << status.message();
@@ -86,6 +88,21 @@ TEST(Numa, AThreadRunsOnItsNodeOnly) {
     EXPECT_TRUE(CPU_EQUAL(&both, &after)) << "it may run on more CPUs than before";
     EXPECT_GT(CPU_COUNT(&after), 0);
   }).join();
+}
+
+TEST(Numa, AnEngineTakesThePreferenceAndMovesDataAsEver) {
+  EngineOptions options = testing::options_for({"shm"});
+  options.preferred_numa_node = numa_nodes().back();
+  auto near = testing::make_engine(options), far = testing::make_engine(options);
+  ASSERT_TRUE(near && far);
+  auto arena = far->allocate(4096, "arena", kRemoteRead);
+  ASSERT_TRUE(arena.ok()) << arena.status().to_string();
+  testing::fill({static_cast<std::byte*>(arena->second), 4096}, 3);
+  testing::Buffer buffer = testing::register_buffer(*near, 4096, 4);
+  const auto peer = testing::connect(*near, *far);
+  ASSERT_TRUE(peer);
+  EXPECT_OK(testing::run(*near, peer, {{buffer.region.key.id, arena->first.key.id, 0, 0, 4096}}, Op::kRead));
+  EXPECT_EQ(buffer.bytes[4095], testing::pattern(3, 4095));
 }
 
 TEST(Numa, ANodeWithoutCpusKeepsNoThread) { EXPECT_EQ(run_on_node(1000).code(), Code::kUnsupported); }

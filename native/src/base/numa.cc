@@ -69,13 +69,13 @@ std::vector<int> numa_nodes() {
 }
 
 Result<NumaPlacement> numa_placement(bool aware, int preferred, const std::vector<int>& nodes) {
+  if (!aware || nodes.size() < 2) return NumaPlacement{};
   if (preferred >= 0 && std::find(nodes.begin(), nodes.end(), preferred) == nodes.end()) {
     std::string known;
     for (const int node : nodes) known += (known.empty() ? "" : ", ") + std::to_string(node);
     return {Code::kInvalidArgument, "preferred_numa_node " + std::to_string(preferred) +
                                         " has no memory on this host; choose from " + known + ", or -1 for none"};
   }
-  if (!aware || nodes.size() < 2) return NumaPlacement{};
   if (preferred >= 0) return NumaPlacement{NumaPlacement::Kind::kPreferred, preferred};
   return NumaPlacement{NumaPlacement::Kind::kInterleaved, 0};
 }

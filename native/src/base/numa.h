@@ -25,8 +25,8 @@ struct NumaPlacement {
   bool operator==(const NumaPlacement&) const = default;
 };
 
-// What two options ask for: off, or one node only: kDefault; with a preferred node: that one; else interleaved over
-// all. kInvalidArgument if `preferred` (-1: none) is not among `nodes`.
+// What two options ask for. Off, or a host with one node: kDefault; with a preferred node: that one; else interleaved
+// over all. kInvalidArgument if `preferred` (-1: none) is not among several `nodes`.
 Result<NumaPlacement> numa_placement(bool aware, int preferred, const std::vector<int>& nodes);
 
 // For pages of [data, data + length) that are not there yet; `data` is at the start of a page. Kept by shared memory

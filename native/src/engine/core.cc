@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "base/fork_count.h"
+#include "base/log.h"
 #include "engine/peer.h"
 
 namespace kvferry {
@@ -27,6 +28,12 @@ Status EngineCore::check_process() const {
   if (fork_count() == forks_) return {};
   return {Code::kUnsupported,
           "the engine belongs to process " + std::to_string(process_) + ", which forked this one; make an engine here"};
+}
+
+void EngineCore::place_thread() const {
+  if (placement.kind != NumaPlacement::Kind::kPreferred) return;
+  const Status placed = run_on_node(placement.node);
+  if (!placed.ok()) log_event(LogLevel::kWarning, "thread_not_placed", {{"reason", placed}});
 }
 
 std::string EngineCore::metadata() const {

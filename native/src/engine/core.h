@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "base/counters.h"
+#include "base/numa.h"
 #include "engine/connection_set.h"
 #include "engine/files.h"
 #include "engine/inbox.h"
@@ -34,13 +35,15 @@ struct EngineCore {
   void set_metadata(std::string text);
   std::vector<Transport*> ranked_transports() const;  // best first; only the first unless fallback is allowed
   void forget_peer(const PeerImpl& peer);             // called once by the peer when it is lost
+  void place_thread() const;                          // the calling one goes where our memory is, if that is one node
   // kUnsupported in a child made by fork(): it has none of our threads, its locks may be held for ever, and its sockets
   // are the parent's, who still talks over them.
   Status check_process() const;
 
   const EngineOptions options;
-  const Interrupt stop;  // set by close(): ends waits for the outside
-  LocalNode local;       // complete before the first thread starts, constant afterwards
+  const Interrupt stop;     // set by close(): ends waits for the outside
+  LocalNode local;          // complete before the first thread starts, constant afterwards
+  NumaPlacement placement;  // of our arenas; constant like `local`
   Counters counters;
   RegionDirectoryWriter directory;
   RegionTable regions;

@@ -49,6 +49,8 @@ Result<std::unique_ptr<EngineImpl>> EngineImpl::start(EngineOptions options) {
   KVF_ASSIGN_OR_RETURN(Interrupt stop, Interrupt::create());
   KVF_ASSIGN_OR_RETURN(Listener listener, Listener::open(bind));
   const auto core = std::make_shared<EngineCore>(std::move(options), std::move(directory), std::move(stop));
+  KVF_ASSIGN_OR_RETURN(core->placement,
+                       numa_placement(core->options.numa_aware, core->options.preferred_numa_node, numa_nodes()));
   core->local.id = id;
   core->local.host = HostId::current();
   core->local.secret = core->options.cluster_secret;
@@ -145,7 +147,7 @@ Result<RegionInfo> EngineImpl::register_memory(void* data, std::uint64_t length,
 
 Result<std::pair<RegionInfo, void*>> EngineImpl::allocate(std::uint64_t length, std::string name, std::uint8_t access) {
   KVF_RETURN_IF_ERROR(check_open());
-  KVF_ASSIGN_OR_RETURN(Arena arena, Arena::create(length, name, {core_->options.advise_huge_pages, {}}));
+  KVF_ASSIGN_OR_RETURN(Arena arena, Arena::create(length, name, {core_->options.advise_huge_pages, core_->placement}));
   log_event(LogLevel::kInfo, "arena_allocated",
             {{"name", name}, {"bytes", arena.length()}, {"page_bytes", arena.page_bytes()}});
   KVF_ASSIGN_OR_RETURN(const auto placed, core_->arenas.add(std::move(arena), (access & kRemoteWrite) != 0));

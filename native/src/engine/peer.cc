@@ -31,8 +31,10 @@ PeerContext context_of(const EngineCore& core, const PeerImpl::Identity& identit
 LanePool::Hooks hooks_of(PeerImpl* peer, EngineCore* core) {
   return {
       [peer, core](std::string name, std::function<void()> body) {
-        return core->threads.spawn(std::move(name),
-                                   [self = peer->shared_from_this(), body = std::move(body)] { body(); });
+        return core->threads.spawn(std::move(name), [self = peer->shared_from_this(), core, body = std::move(body)] {
+          core->place_thread();
+          body();
+        });
       },
       [peer](const TransferImpl& transfer) { return peer->send_message(transfer.notify(), transfer.deadline()); },
       [peer] { return peer->confirm_alive(kLossPatience); },
