@@ -211,10 +211,21 @@ Result<Accepted> accept_from(int listener, const Wait& wait) {
   }
 }
 
+namespace {
+
+// kPeerLost when the link looked dead the last time, too: once may be a probe whose answer is just under way.
+Status look_at_link(int fd, milliseconds timeout, bool* looked_dead) {
+  const bool dead = is_link_dead(fd, timeout);
+  if (!std::exchange(*looked_dead, dead) || !dead) return {};
+  return {Code::kPeerLost, "the link is dead: nothing was acknowledged for " + std::to_string(timeout.count()) + " ms"};
+}
+
+}  // namespace
+
 Status wait_for(int fd, short events, const Wait& wait) {
   const int interrupt_fd = wait.interrupt != nullptr ? wait.interrupt->fd() : -1;  // poll ignores negative ones
   const bool looks = wait.link_timeout.count() > 0;
-  bool looked_dead = false;  // once may be a probe whose answer is just under way
+  bool looked_dead = false;
   for (;;) {
     const Deadline next = looks ? sooner(wait.deadline, deadline_in(kLinkLook)) : wait.deadline;
     std::array<pollfd, 2> pollers{pollfd{fd, events, 0}, pollfd{interrupt_fd, POLLIN, 0}};
@@ -225,12 +236,7 @@ Status wait_for(int fd, short events, const Wait& wait) {
     if (ready > 0 && (pollers[0].revents & POLLNVAL) != 0) return {Code::kInternal, "poll on a closed descriptor"};
     if (ready > 0) return {};
     if (expired(wait.deadline)) return {Code::kDeadlineExceeded, "no progress within the time allowed"};
-    const bool dead = looks && is_link_dead(fd, wait.link_timeout);
-    if (dead && std::exchange(looked_dead, true)) {
-      return {Code::kPeerLost,
-              "the link is dead: nothing was acknowledged for " + std::to_string(wait.link_timeout.count()) + " ms"};
-    }
-    looked_dead = dead;
+    if (looks) KVF_RETURN_IF_ERROR(look_at_link(fd, wait.link_timeout, &looked_dead));
   }
 }
 
