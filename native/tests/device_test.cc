@@ -72,12 +72,12 @@ TEST_P(Drivers, TellDeviceMemoryFromHostMemory) {
     EXPECT_EQ((*found)->base, reinterpret_cast<std::uint64_t>(memory));
     EXPECT_EQ((*found)->length, kLength);
   }
-  EXPECT_EQ(known_device_kind(memory).has_value(), true);
+  EXPECT_TRUE(known_place(memory).is_device());
   const int on_the_stack = 0;
   const auto host = driver_->inspect(&on_the_stack);
   ASSERT_TRUE(host.ok());
   EXPECT_FALSE(host->has_value());
-  EXPECT_EQ(known_device_kind(&on_the_stack), std::nullopt);
+  EXPECT_TRUE(known_place(&on_the_stack) == MemoryPlace());
   EXPECT_TRUE(driver_->release(1, memory).ok());
 }
 

@@ -22,6 +22,8 @@ struct Loaded {
   std::unique_ptr<DeviceDriver> driver;
 };
 
+std::atomic<int> loaded_drivers{0};  // most processes have none, and should not pay for asking
+
 Loaded* slot_of(MemoryKind kind) {
   static std::array<Loaded, 3>* const slots = new std::array<Loaded, 3>;  // never destroyed: see device_driver()
   for (std::size_t i = 0; i < kKinds.size(); ++i) {
@@ -63,6 +65,7 @@ Result<DeviceDriver*> device_driver(MemoryKind kind) {
   const std::lock_guard lock(slot->mutex);
   if (!slot->driver) {
     KVF_ASSIGN_OR_RETURN(slot->driver, load(kind));
+    loaded_drivers.fetch_add(1, std::memory_order_release);
   }
   return slot->driver.get();
 }
@@ -76,15 +79,16 @@ std::array<DriverReport, 3> probe_device_drivers() {
   return out;
 }
 
-std::optional<MemoryKind> known_device_kind(const void* address) {
+MemoryPlace known_place(const void* address) {
+  if (loaded_drivers.load(std::memory_order_acquire) == 0) return {};
   for (const MemoryKind kind : kKinds) {
     Loaded* const slot = slot_of(kind);
     const std::lock_guard lock(slot->mutex);
     if (!slot->driver) continue;
     const auto found = slot->driver->inspect(address);
-    if (found.ok() && found->has_value()) return kind;
+    if (found.ok() && found->has_value()) return {kind, (*found)->device};
   }
-  return std::nullopt;
+  return {};
 }
 
 }  // namespace kvferry

@@ -15,6 +15,17 @@
 
 namespace kvferry {
 
+constexpr bool is_device_kind(MemoryKind kind) {
+  return kind == MemoryKind::kCuda || kind == MemoryKind::kHip || kind == MemoryKind::kAscend;
+}
+
+struct MemoryPlace {  // where bytes lie
+  MemoryKind kind = MemoryKind::kHost;
+  int device = 0;
+  auto operator<=>(const MemoryPlace&) const = default;
+  bool is_device() const { return is_device_kind(kind); }
+};
+
 // Copies that run in the order they were given, beside the calling thread. Used by one thread at a time. Memory given
 // to copy() belongs to the stream until a later record() was reached; the destructor waits for all of it.
 class CopyStream {
@@ -75,7 +86,7 @@ struct DriverReport {
 };
 std::array<DriverReport, 3> probe_device_drivers();
 
-// The kind of an address that is not plain host memory, as far as drivers that are loaded already know.
-std::optional<MemoryKind> known_device_kind(const void* address);
+// Where an address lies, as far as drivers that are loaded already know; else host memory.
+MemoryPlace known_place(const void* address);
 
 }  // namespace kvferry

@@ -17,16 +17,6 @@
 
 namespace kvferry {
 
-struct MemoryPlace {  // where a region's bytes lie
-  MemoryKind kind = MemoryKind::kHost;
-  int device = 0;
-  bool operator==(const MemoryPlace&) const = default;
-  auto operator<=>(const MemoryPlace&) const = default;
-  bool is_device() const {
-    return kind == MemoryKind::kCuda || kind == MemoryKind::kHip || kind == MemoryKind::kAscend;
-  }
-};
-
 class Staging {
  public:
   static constexpr std::uint64_t kChunkBytes = 256u << 10;

@@ -142,6 +142,12 @@ Status EngineImpl::check_open() const {
 Result<RegionInfo> EngineImpl::register_memory(void* data, std::uint64_t length, std::string name, std::uint8_t access,
                                                MemoryKind kind) {
   KVF_RETURN_IF_ERROR(check_open());
+  const std::vector<Transport*> ways = core_->ranked_transports();
+  const auto reaches = [](const Transport* transport) { return transport->reaches_device_memory(); };
+  if (is_device_kind(kind) && std::none_of(ways.begin(), ways.end(), reaches)) {
+    return {Code::kUnsupported, "region '" + name + "': memory of kind '" + std::string(memory_kind_name(kind)) +
+                                    "' is moved by tcp only: add it to transports"};
+  }
   return core_->regions.add({data, length, std::move(name), access, kind, 0, 0});
 }
 
@@ -226,32 +232,53 @@ Result<std::shared_ptr<PeerImpl>> EngineImpl::adopt(Channel channel, const Endpo
   return started;
 }
 
-// `regions`: ids of the plan's remote regions.
-Result<EngineImpl::Destination> EngineImpl::destination(const std::shared_ptr<Peer>& peer,
-                                                        std::span<const std::uint32_t> regions) const {
-  KVF_RETURN_IF_ERROR(check_open());
-  Destination found;
-  const auto self = std::dynamic_pointer_cast<SelfPeer>(peer);
-  if (self && self->belongs_to(*core_)) {
-    KVF_ASSIGN_OR_RETURN(found.target, self->target(regions));
-  } else {
-    found.target = std::dynamic_pointer_cast<PlanTarget>(peer);
-    if (!found.target || !found.target->belongs_to(*core_)) {
-      return {Code::kInvalidArgument, "prepare needs a peer of this engine"};
+void EngineImpl::Sides::add(std::uint32_t ours, std::uint32_t theirs) {
+  if (local.empty() || local.back() != ours) local.push_back(ours);
+  if (remote.empty() || remote.back() != theirs) remote.push_back(theirs);
+}
+
+// Whether a side of the plan is an accelerator's memory. Ids that do not exist are for the plan to complain of.
+bool EngineImpl::on_device(const Sides& sides, const std::vector<RegionInfo>& remote) const {
+  const auto is_device = [](const RegionInfo& region) { return is_device_kind(region.kind); };
+  if (core_->regions.has_device_memory()) {
+    for (const std::uint32_t id : sides.local) {
+      const auto region = core_->regions.find(id);
+      if (region.ok() && is_device(*region)) return true;
     }
   }
+  if (std::none_of(remote.begin(), remote.end(), is_device)) return false;
+  return std::any_of(remote.begin(), remote.end(), [&](const RegionInfo& region) {
+    const auto named = std::find(sides.remote.begin(), sides.remote.end(), region.key.id);
+    return is_device(region) && named != sides.remote.end();
+  });
+}
+
+Result<EngineImpl::Destination> EngineImpl::destination(const std::shared_ptr<Peer>& peer, const Sides& sides) const {
+  KVF_RETURN_IF_ERROR(check_open());
+  Destination found;
+  found.regions = peer ? peer->regions() : std::vector<RegionInfo>();
+  const bool device = on_device(sides, found.regions);
+  const auto self = std::dynamic_pointer_cast<SelfPeer>(peer);
+  const auto other = std::dynamic_pointer_cast<PeerImpl>(peer);
+  if (self && self->belongs_to(*core_)) {
+    if (device) return {Code::kUnsupported, "a node moves memory of its own accelerators by the vendor's library"};
+    KVF_ASSIGN_OR_RETURN(found.target, self->target(sides.remote));
+  } else if (!other || !other->belongs_to(*core_)) {
+    return {Code::kInvalidArgument, "prepare needs a peer of this engine"};
+  } else if (device) {
+    KVF_ASSIGN_OR_RETURN(found.target, other->device_target());
+  } else {
+    found.target = other;
+  }
   KVF_RETURN_IF_ERROR(peer->status());
-  found.regions = peer->regions();
   return found;
 }
 
 Result<std::shared_ptr<const Plan>> EngineImpl::prepare(const std::shared_ptr<Peer>& peer,
                                                         std::span<const Piece> pieces, Op op) {
-  std::vector<std::uint32_t> remote;  // the regions in turn
-  for (const Piece& piece : pieces) {
-    if (remote.empty() || remote.back() != piece.remote_region) remote.push_back(piece.remote_region);
-  }
-  KVF_ASSIGN_OR_RETURN(const Destination to, destination(peer, remote));
+  Sides sides;
+  for (const Piece& piece : pieces) sides.add(piece.local_region, piece.remote_region);
+  KVF_ASSIGN_OR_RETURN(const Destination to, destination(peer, sides));
   auto plan = PlanImpl::build({to.target, core_->regions, to.regions, to.target->lanes().slice_shape()}, pieces, op);
   if (!plan.ok()) return plan.status();
   return std::shared_ptr<const Plan>(std::move(plan).value());
@@ -259,9 +286,10 @@ Result<std::shared_ptr<const Plan>> EngineImpl::prepare(const std::shared_ptr<Pe
 
 Result<std::shared_ptr<const Plan>> EngineImpl::prepare_blocks(const std::shared_ptr<Peer>& peer, Op op,
                                                                const BlockPairs& blocks) {
-  std::vector<std::uint32_t> remote;
-  for (const BlockList& list : blocks.remote) remote.push_back(list.region);
-  KVF_ASSIGN_OR_RETURN(const Destination to, destination(peer, remote));
+  Sides sides;
+  for (const BlockList& list : blocks.local) sides.local.push_back(list.region);
+  for (const BlockList& list : blocks.remote) sides.remote.push_back(list.region);
+  KVF_ASSIGN_OR_RETURN(const Destination to, destination(peer, sides));
   const PlanImpl::Target target{to.target, core_->regions, to.regions, to.target->lanes().slice_shape()};
   auto plan = PlanImpl::build_blocks(target, blocks, op);
   if (!plan.ok()) return plan.status();

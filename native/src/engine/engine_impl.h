@@ -62,7 +62,12 @@ class EngineImpl final : public Engine {
     std::shared_ptr<PlanTarget> target;
     std::vector<RegionInfo> regions;
   };
-  Result<Destination> destination(const std::shared_ptr<Peer>& peer, std::span<const std::uint32_t> regions) const;
+  struct Sides {  // ids of a plan's regions
+    std::vector<std::uint32_t> local, remote;
+    void add(std::uint32_t ours, std::uint32_t theirs);  // runs of one id are kept once
+  };
+  Result<Destination> destination(const std::shared_ptr<Peer>& peer, const Sides& sides) const;
+  bool on_device(const Sides& sides, const std::vector<RegionInfo>& remote) const;
 
   const std::shared_ptr<EngineCore> core_;
   Listener listener_;

@@ -19,7 +19,7 @@ Deadline Keeper::tick(EngineCore& core) {
   Deadline next = deadline_in(std::max(core.options.idle_probe / 2, kShortestTick));
   for (const auto& peer : core.peers.list()) {
     peer->keep_alive(now);
-    next = sooner(next, peer->lanes().expire(now));
+    next = sooner(next, peer->expire(now));
   }
   if (const auto self = core.self.lock()) next = sooner(next, self->expire(now));
   core.threads.reap();

@@ -41,7 +41,33 @@ LanePool::Hooks hooks_of(PeerImpl* peer, EngineCore* core) {
   };
 }
 
+std::vector<Transport*> reaching_devices(std::vector<Transport*> ranked) {
+  std::erase_if(ranked, [](const Transport* transport) { return !transport->reaches_device_memory(); });
+  return ranked;
+}
+
 }  // namespace
+
+class PeerImpl::DeviceLanes final : public PlanTarget {
+ public:
+  DeviceLanes(PeerImpl* peer, const std::vector<Transport*>& transports)
+      : core_(peer->core_.get()),
+        lanes_(transports, context_of(*core_, peer->identity_, peer), core_->options, core_->counters,
+               hooks_of(peer, core_)) {}
+
+  static std::unique_ptr<DeviceLanes> make(PeerImpl* peer) {
+    const std::vector<Transport*> transports = reaching_devices(peer->core_->ranked_transports());
+    return transports.empty() ? nullptr : std::make_unique<DeviceLanes>(peer, transports);
+  }
+  bool belongs_to(const EngineCore& core) const override { return core_ == &core; }
+  LanePool& lanes() override { return lanes_; }
+
+ private:
+  EngineCore* const core_;
+  LanePool lanes_;
+};
+
+PeerImpl::~PeerImpl() = default;
 
 PeerImpl::PeerImpl(std::shared_ptr<EngineCore> core, Identity identity, Channel channel)
     : core_(std::move(core)),
@@ -50,10 +76,27 @@ PeerImpl::PeerImpl(std::shared_ptr<EngineCore> core, Identity identity, Channel 
       link_(std::move(channel)),
       lanes_(core_->ranked_transports(), context_of(*core_, identity_, this), core_->options, core_->counters,
              hooks_of(this, core_.get())),
+      device_lanes_(DeviceLanes::make(this)),
       last_heard_(Clock::now().time_since_epoch().count()) {}
 
 std::string PeerImpl::name() const {
   return "node " + identity_.node_id.to_string() + " at " + identity_.endpoint.to_string();
+}
+
+Result<std::shared_ptr<PlanTarget>> PeerImpl::device_target() {
+  if (device_lanes_) return std::shared_ptr<PlanTarget>(shared_from_this(), device_lanes_.get());
+  return {Code::kUnsupported, "memory of an accelerator is moved by tcp only, which transports does not allow"};
+}
+
+Deadline PeerImpl::expire(Clock::time_point now) {
+  const Deadline nearest = lanes_.expire(now);
+  return device_lanes_ ? sooner(nearest, device_lanes_->lanes().expire(now)) : nearest;
+}
+
+PeerStats PeerImpl::stats() const {
+  PeerStats sum = lanes_.stats();
+  if (device_lanes_) add_stats(device_lanes_->lanes().stats(), &sum);
+  return sum;
 }
 
 std::string PeerImpl::metadata() const {
@@ -150,6 +193,7 @@ bool PeerImpl::mark_lost(const Status& why) {
 void PeerImpl::settle_loss(const Status& why) {
   link_.shut_down();
   lanes_.stop(why);
+  if (device_lanes_) device_lanes_->lanes().stop(why);
   core_->forget_peer(*this);
   core_->counters.add(Counters::kPeersLost);
   const bool orderly = why.code() == Code::kCancelled || said_goodbye_;

@@ -35,6 +35,7 @@ class PeerImpl final : public Peer, public PlanTarget, public std::enable_shared
     std::vector<PeerRail> rails;
   };
   PeerImpl(std::shared_ptr<EngineCore> core, Identity identity, Channel channel);
+  ~PeerImpl() override;
 
   std::uint64_t handle() const override { return identity_.handle; }
   const NodeId& node_id() const override { return identity_.node_id; }
@@ -44,7 +45,7 @@ class PeerImpl final : public Peer, public PlanTarget, public std::enable_shared
   Status refresh(milliseconds timeout) override;
   bool same_host() const override { return identity_.same_host; }
   Status status() const override;
-  PeerStats stats() const override { return lanes_.stats(); }
+  PeerStats stats() const override;
   std::string transport_note() const override;
   void close() override;
 
@@ -62,8 +63,13 @@ class PeerImpl final : public Peer, public PlanTarget, public std::enable_shared
   bool belongs_to(const EngineCore& core) const override { return core_.get() == &core; }
   LanePool& lanes() override { return lanes_; }
   const LanePool& lanes() const { return lanes_; }
+  // Where plans go that name memory of an accelerator on either side: lanes with those transports alone that reach it.
+  // kUnsupported: none of this engine does.
+  Result<std::shared_ptr<PlanTarget>> device_target();
+  Deadline expire(Clock::time_point now);  // the keeper's: ends transfers whose time is up; the nearest other deadline
 
  private:
+  class DeviceLanes;
   bool mark_lost(const Status& why);  // true for the first reason only
   void settle_loss(const Status& why);
   Status send_regions(std::uint64_t request_id);
@@ -80,6 +86,7 @@ class PeerImpl final : public Peer, public PlanTarget, public std::enable_shared
   const std::string tls_note_;
   ControlLink link_;
   LanePool lanes_;
+  const std::unique_ptr<DeviceLanes> device_lanes_;  // null if no transport reaches device memory
   Answers answers_;
 
   mutable std::mutex mutex_;

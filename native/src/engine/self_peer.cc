@@ -68,18 +68,7 @@ Status SelfPeer::status() const {
 
 PeerStats SelfPeer::stats() const {
   PeerStats sum = memory_->lanes().stats();
-  const PeerStats files = files_->lanes().stats();
-  if (!sum.transport.empty() && !files.transport.empty()) sum.transport += "+";
-  sum.transport += files.transport;
-  sum.bytes_read += files.bytes_read;
-  sum.bytes_written += files.bytes_written;
-  sum.pieces += files.pieces;
-  sum.failed_pieces += files.failed_pieces;
-  sum.retried_slices += files.retried_slices;
-  sum.rail_switches += files.rail_switches;
-  sum.unsettled_transfers += files.unsettled_transfers;
-  sum.queued_slices += files.queued_slices;
-  sum.by_transport.insert(sum.by_transport.end(), files.by_transport.begin(), files.by_transport.end());
+  add_stats(files_->lanes().stats(), &sum);
   return sum;
 }
 

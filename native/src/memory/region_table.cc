@@ -23,10 +23,6 @@ Status check_file(const RegionSource& source) {
 
 Status check_source(const RegionSource& source) {
   if (source.kind == MemoryKind::kFile) return check_file(source);
-  if (source.kind != MemoryKind::kHost) {
-    return {Code::kUnsupported, "memory of kind '" + std::string(memory_kind_name(source.kind)) +
-                                    "' cannot be registered by this build; copy it to host memory first"};
-  }
   if (source.data == nullptr || source.length == 0) {
     return {Code::kInvalidArgument, "region '" + source.name + "': a null or empty buffer"};
   }
@@ -37,14 +33,55 @@ Status check_source(const RegionSource& source) {
   if ((source.access & ~(kRemoteRead | kRemoteWrite)) != 0) {
     return {Code::kInvalidArgument, "region '" + source.name + "': unknown access bits"};
   }
+  return {};
+}
+
+Status check_host(const RegionSource& source) {
   const Status mapped = check_mapped(source.data, source.length, (source.access & kRemoteWrite) != 0);
-  return mapped.ok() ? mapped : mapped.with_context("region '" + source.name + "'");
+  if (mapped.ok()) return mapped;
+  const MemoryPlace place = known_place(source.data);
+  if (!place.is_device()) return mapped;
+  const std::string kind(memory_kind_name(place.kind));
+  return {Code::kInvalidArgument, "this is memory of " + kind + " device " + std::to_string(place.device) +
+                                      ", not of the host: register it as kind '" + kind + "'"};
+}
+
+// Asks the driver; what it does not know as its own must not be handed to it later.
+Result<MemoryPlace> check_device(const RegionSource& source) {
+  const std::string kind(memory_kind_name(source.kind));
+  if (!is_device_kind(source.kind)) {
+    return {Code::kUnsupported, "no transport of this build reaches memory of kind '" + kind + "'"};
+  }
+  const auto driver = device_driver(source.kind);
+  if (!driver.ok()) return driver.status().with_context("memory of kind '" + kind + "' cannot be reached");
+  KVF_ASSIGN_OR_RETURN(const auto found, (*driver)->inspect(source.data));
+  if (!found) return {Code::kInvalidArgument, "the " + kind + " driver does not know this address: it is other memory"};
+  const std::uint64_t offset = reinterpret_cast<std::uint64_t>(source.data) - found->base;
+  if (found->length != 0 && !range_fits(offset, source.length, found->length)) {
+    return {Code::kInvalidArgument, std::to_string(source.length) + " bytes at offset " + std::to_string(offset) +
+                                        " leave the allocation, which has " + std::to_string(found->length)};
+  }
+  return MemoryPlace{source.kind, found->device};
+}
+
+// Where the memory lies, after all that can be checked was.
+Result<MemoryPlace> check_memory(const RegionSource& source) {
+  KVF_RETURN_IF_ERROR(check_source(source));
+  Result<MemoryPlace> place = MemoryPlace{source.kind, 0};
+  if (source.kind == MemoryKind::kHost) {
+    if (const Status host = check_host(source); !host.ok()) place = host;
+  } else if (source.kind != MemoryKind::kFile) {
+    place = check_device(source);
+  }
+  if (!place.ok()) return place.status().with_context("region '" + source.name + "'");
+  return place;
 }
 
 }  // namespace
 
 struct RegionTable::Region {
   RegionInfo info;
+  MemoryPlace place;
   std::byte* data = nullptr;
 
   bool covers(const std::byte* begin, std::uint64_t length) const {
@@ -69,6 +106,7 @@ RegionTable::Pin& RegionTable::Pin::operator=(Pin&& other) noexcept {
 std::byte* RegionTable::Pin::data() const { return region_->data; }
 std::uint64_t RegionTable::Pin::length() const { return region_->info.length; }
 RegionKey RegionTable::Pin::key() const { return region_->info.key; }
+MemoryPlace RegionTable::Pin::place() const { return region_->place; }
 bool RegionTable::Pin::covers(const std::byte* begin, std::uint64_t length) const {
   return region_->covers(begin, length);
 }
@@ -110,8 +148,8 @@ Result<std::uint32_t> RegionTable::free_slot() {
 }
 
 Result<RegionInfo> RegionTable::add(RegionSource source) {
-  KVF_RETURN_IF_ERROR(check_source(source));
-  const bool in_memory = source.kind != MemoryKind::kFile;
+  KVF_ASSIGN_OR_RETURN(const MemoryPlace place, check_memory(source));
+  const bool in_memory = source.kind == MemoryKind::kHost;  // what same-host peers may copy by themselves
   if (advise_huge_pages_ && source.arena_index == 0 && in_memory) {
     advise_huge_pages(source.data, source.length);
     collapse_into_huge_pages(source.data, source.length, kCollapseBudget);
@@ -119,12 +157,14 @@ Result<RegionInfo> RegionTable::add(RegionSource source) {
 
   auto region = std::make_shared<Region>();
   region->data = static_cast<std::byte*>(source.data);
+  region->place = place;
   const std::lock_guard lock(mutex_);
   KVF_ASSIGN_OR_RETURN(const std::uint32_t index, free_slot());
   Slot& slot = slots_[index];
   const RegionKey key{index + 1, ++slot.generation};
   region->info = {key, source.length, source.kind, source.access, std::move(source.name)};
   slot.region = region;
+  if (place.is_device()) device_regions_.fetch_add(1, std::memory_order_relaxed);
   if (directory_ != nullptr && in_memory) {
     directory_->publish({key, reinterpret_cast<std::uint64_t>(source.data), source.length, source.access, source.kind,
                          source.arena_index, source.arena_offset});
@@ -226,7 +266,9 @@ Status RegionTable::remove(RegionKey key, Deadline deadline) {
   }
   const std::lock_guard lock(mutex_);
   Slot& slot = slots_[key.id - 1];
-  if (slot.region == region) slot.region = nullptr;  // two threads may have removed it together
+  if (slot.region != region) return {};  // two threads may have removed it together
+  slot.region = nullptr;
+  if (region->place.is_device()) device_regions_.fetch_sub(1, std::memory_order_relaxed);
   return {};
 }
 

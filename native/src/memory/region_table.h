@@ -13,6 +13,7 @@
 #include <string>
 #include <vector>
 
+#include "device/driver.h"
 #include "kvferry/status.h"
 #include "kvferry/types.h"
 #include "memory/region_directory.h"
@@ -43,6 +44,7 @@ class RegionTable {
     std::byte* data() const;  // start of the region
     std::uint64_t length() const;
     RegionKey key() const;
+    MemoryPlace place() const;
     // Address of a range of the region; kOutOfRange if it leaves it.
     Result<std::byte*> at(std::uint64_t offset, std::uint64_t length) const;
     bool covers(const std::byte* begin, std::uint64_t length) const;  // memory that lies wholly in the region
@@ -76,6 +78,8 @@ class RegionTable {
   // By id, whichever generation lives there now, for our own user's pieces.
   Result<RegionInfo> find(std::uint32_t id) const;
   std::vector<RegionInfo> list() const;  // by id
+  // Whether any region lies on an accelerator: if not, no plan needs to ask.
+  bool has_device_memory() const { return device_regions_.load(std::memory_order_relaxed) > 0; }
 
   // Called by remove() after the region was hidden, to wait for peers that copy without asking. Set once, before use.
   void set_quiesce(std::function<Status(Deadline)> quiesce);
@@ -92,6 +96,7 @@ class RegionTable {
 
   RegionDirectoryWriter* const directory_;
   const bool advise_huge_pages_;
+  std::atomic<std::uint32_t> device_regions_{0};
   mutable std::mutex mutex_;  // guards slots_ and the directory
   std::vector<Slot> slots_;   // index = id - 1
   std::function<Status(Deadline)> quiesce_;

@@ -104,6 +104,8 @@ class Transport {
   virtual std::size_t rails_per_path() const = 0;  // how many rails (one thread each) are worth having
   // Less than this is not worth a rail's while next to another that is at work: its thread must be woken first.
   virtual std::uint64_t min_slice_bytes() const { return 256u << 10; }
+  // Whether its rails move memory of accelerators, on either side.
+  virtual bool reaches_device_memory() const { return false; }
   // One more rail over `peer.path`, or why it cannot be had. Thread-safe; blocks until `deadline` at most.
   virtual Result<std::unique_ptr<Rail>> open_rail(const PeerContext& peer, Deadline deadline) = 0;
 };

@@ -51,11 +51,11 @@ Status TcpRail::pipeline(const Batch& batch, std::span<Status> results, const Wa
       more = cutter.next(&request);
       if (!more) break;
       ++sent_;
-      KVF_RETURN_IF_ERROR(send_request(batch, &request, wait));
+      KVF_RETURN_IF_ERROR(send_request(batch, &request, wait, cancelled));
     }
     if (sent_ == answered_) return {};
     const TcpRequest& request = window_[answered_ % kWindow];
-    KVF_RETURN_IF_ERROR(receive_reply(batch.op, request, results, wait));
+    KVF_RETURN_IF_ERROR(receive_reply(batch.op, request, results, wait, cancelled));
     const wire::PieceDescriptor& last = request.pieces.back();
     const RunOp& run = batch.runs[request.run.back()];
     const bool run_ends = last.offset + last.length == run.remote_offset + run.length;
@@ -64,15 +64,25 @@ Status TcpRail::pipeline(const Batch& batch, std::span<Status> results, const Wa
   }
 }
 
-Status TcpRail::send_request(const Batch& batch, TcpRequest* request, const Wait& wait) {
+void TcpRail::add_local(std::byte* data, std::uint64_t length) {
+  segments_.push_back({data, length});
+  mixed_.add(data, length, known_place(data));
+}
+
+Status TcpRail::send_request(const Batch& batch, TcpRequest* request, const Wait& wait,
+                             const std::atomic<bool>& cancelled) {
   request->id = std::uint64_t{connection_.number} << 32 | ++last_request_;
   const ListSlots::Use list = lists_.use(batch.list, static_cast<std::uint32_t>(sent_), request->pieces.size());
   checksums_.clear();
   segments_.assign(1, iovec{});
+  mixed_.clear();
   for (std::size_t i = 0; batch.op == Op::kWrite && i < request->pieces.size(); ++i) {
     const std::size_t length = request->pieces[i].length;
-    segments_.push_back({request->local[i], length});
-    if (checksum_) checksums_.push_back(crc32c({request->local[i], length}));
+    std::byte* const data = request->local[i];
+    add_local(data, length);
+    if (!checksum_) continue;
+    KVF_ASSIGN_OR_RETURN(const std::uint32_t sum, mixed_.checksum(data, length, known_place(data), wait, cancelled));
+    checksums_.push_back(sum);
   }
   ByteWriter writer = begin_frame(std::move(head_));
   const std::span<const wire::PieceDescriptor> pieces(request->pieces);
@@ -80,11 +90,13 @@ Status TcpRail::send_request(const Batch& batch, TcpRequest* request, const Wait
   const int flags = (checksum_ ? kFlagChecksum : 0) | (list.forget ? kFlagForgetLists : 0);
   head_ = connection_.channel.finish(std::move(writer), batch.op == Op::kRead ? FrameType::kRead : FrameType::kWrite,
                                      request->id, static_cast<std::uint16_t>(flags));
+  if (mixed_.has_device_memory()) return mixed_.send(connection_.channel, head_, wait, cancelled);
   segments_[0] = {head_.data(), head_.size()};
   return connection_.channel.send_vectored(segments_, wait);
 }
 
-Status TcpRail::receive_reply(Op op, const TcpRequest& request, std::span<Status> results, const Wait& wait) {
+Status TcpRail::receive_reply(Op op, const TcpRequest& request, std::span<Status> results, const Wait& wait,
+                              const std::atomic<bool>& cancelled) {
   // The answer to a single request takes its time: no use in looking before there is something.
   if (sent_ - answered_ == 1 && !reader_.has_read_ahead()) {
     KVF_RETURN_IF_ERROR(connection_.channel.wait_readable(wait));
@@ -98,7 +110,7 @@ Status TcpRail::receive_reply(Op op, const TcpRequest& request, std::span<Status
                                       std::to_string(frame.header.request_id) + ", waited for " +
                                       std::string(frame_type_name(wanted)) + " for " + std::to_string(request.id)};
   }
-  return op == Op::kRead ? receive_read_data(frame, request, results, wait)
+  return op == Op::kRead ? receive_read_data(frame, request, results, wait, cancelled)
                          : receive_write_ack(frame, request, results);
 }
 
@@ -113,17 +125,18 @@ Status piece_error(Code code, const wire::PieceDescriptor& piece) {
 }  // namespace
 
 Status TcpRail::receive_read_data(const FrameReader::View& frame, const TcpRequest& request, std::span<Status> results,
-                                  const Wait& wait) {
+                                  const Wait& wait, const std::atomic<bool>& cancelled) {
   KVF_RETURN_IF_ERROR(read_data_.parse(frame.body));
   const std::vector<wire::PieceResult>& replies = read_data_.results;
   if (!replies.empty() && replies.size() != request.pieces.size()) {
     return {Code::kProtocolError, "READ_DATA answers another number of pieces"};
   }
   segments_.clear();
+  mixed_.clear();
   std::uint64_t expected = 0;
   for (std::size_t i = 0; i < request.pieces.size(); ++i) {
     if (replies.empty() || replies[i].code == Code::kOk) {
-      segments_.push_back({request.local[i], request.pieces[i].length});
+      add_local(request.local[i], request.pieces[i].length);
       expected += request.pieces[i].length;
     } else {
       results[request.run[i]] = piece_error(replies[i].code, request.pieces[i]);
@@ -134,16 +147,20 @@ Status TcpRail::receive_read_data(const FrameReader::View& frame, const TcpReque
   if (has_checksums != checksum_ || (has_checksums && replies.empty())) {
     return {Code::kProtocolError, "READ_DATA lacks the checksums asked for, or has others"};
   }
-  KVF_RETURN_IF_ERROR(reader_.payload(&segments_, wait));
-  return checksum_ ? verify(request) : Status();
+  KVF_RETURN_IF_ERROR(mixed_.has_device_memory() ? mixed_.receive(reader_, wait, cancelled)
+                                                 : reader_.payload(&segments_, wait));
+  return checksum_ ? verify(request, wait, cancelled) : Status();
 }
 
 // Wrong bytes break the rail: whatever spoiled them may have spoiled the stream as well.
-Status TcpRail::verify(const TcpRequest& request) {
+Status TcpRail::verify(const TcpRequest& request, const Wait& wait, const std::atomic<bool>& cancelled) {
   for (std::size_t i = 0; i < request.pieces.size(); ++i) {
     const wire::PieceResult& reply = read_data_.results[i];
     if (reply.code != Code::kOk) continue;
-    if (crc32c({request.local[i], request.pieces[i].length}) != reply.crc32c) {
+    std::byte* const data = request.local[i];
+    KVF_ASSIGN_OR_RETURN(const std::uint32_t sum,
+                         mixed_.checksum(data, request.pieces[i].length, known_place(data), wait, cancelled));
+    if (sum != reply.crc32c) {
       return {Code::kDataCorrupt, "checksum of region " + std::to_string(request.pieces[i].region.id) + ", offset " +
                                       std::to_string(request.pieces[i].offset) + " is wrong"};
     }

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "transport/tcp/list_slots.h"
+#include "transport/tcp/mixed_payload.h"
 #include "transport/tcp/request_cutter.h"
 #include "transport/transport.h"
 #include "wire/frame_reader.h"
@@ -42,12 +43,14 @@ class TcpRail final : public Rail {
   static constexpr std::size_t kWindow = 4;  // requests under way
 
   Status pipeline(const Batch& batch, std::span<Status> results, const Wait& wait, const std::atomic<bool>& cancelled);
-  Status send_request(const Batch& batch, TcpRequest* request, const Wait& wait);
-  Status receive_reply(Op op, const TcpRequest& request, std::span<Status> results, const Wait& wait);
+  Status send_request(const Batch& batch, TcpRequest* request, const Wait& wait, const std::atomic<bool>& cancelled);
+  Status receive_reply(Op op, const TcpRequest& request, std::span<Status> results, const Wait& wait,
+                       const std::atomic<bool>& cancelled);
   Status receive_read_data(const FrameReader::View& frame, const TcpRequest& request, std::span<Status> results,
-                           const Wait& wait);
+                           const Wait& wait, const std::atomic<bool>& cancelled);
   Status receive_write_ack(const FrameReader::View& frame, const TcpRequest& request, std::span<Status> results);
-  Status verify(const TcpRequest& request);
+  Status verify(const TcpRequest& request, const Wait& wait, const std::atomic<bool>& cancelled);
+  void add_local(std::byte* data, std::uint64_t length);
   Status fence();
 
   Connection connection_;  // its socket is closed by fence(): the rail is of no more use then
@@ -62,6 +65,7 @@ class TcpRail final : public Rail {
 
   Bytes head_;  // scratch, as are the rest: a request allocates nothing
   std::vector<iovec> segments_;
+  MixedPayload mixed_;  // used if a piece of ours lies on an accelerator
   std::vector<std::uint32_t> checksums_;
   wire::ReadData read_data_;
   wire::WriteAck write_ack_;

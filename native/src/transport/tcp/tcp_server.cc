@@ -13,10 +13,7 @@ namespace {
 
 constexpr std::size_t kDiscardBytes = 64u << 10;
 
-std::uint32_t checksum_of(const std::byte* data, std::size_t length) {
-  const OneSidedAccess reading;
-  return crc32c({data, length});
-}
+const std::atomic<bool> kNeverCancelled{false};  // a server's work ends by its interrupt
 
 }  // namespace
 
@@ -64,9 +61,12 @@ Result<TcpServer::Pieces> TcpServer::pieces_of(const FrameHeader& header,
 bool TcpServer::locate(Pieces pieces, Op op) {
   addresses_.resize(pieces.size());
   codes_.resize(pieces.size());
+  places_.assign(pieces.size(), MemoryPlace());
+  mixed_.clear();
   bool all = true;
   for (std::size_t i = 0; i < pieces.size(); ++i) {
     codes_[i] = locate(pieces[i], op, &addresses_[i]);
+    if (codes_[i] == Code::kOk) places_[i] = pins_.back().place();
     all = all && codes_[i] == Code::kOk;
   }
   return all;
@@ -85,6 +85,11 @@ Code TcpServer::locate(const wire::PieceDescriptor& piece, Op op, std::byte** ad
   return Code::kOk;
 }
 
+Result<std::uint32_t> TcpServer::checksum_of(std::size_t piece, std::uint64_t length) {
+  const OneSidedAccess reading;
+  return mixed_.checksum(addresses_[piece], length, places_[piece], request_wait(), kNeverCancelled);
+}
+
 Status TcpServer::handle_read(const FrameReader::View& frame) {
   KVF_RETURN_IF_ERROR(read_.parse(frame.body));
   KVF_ASSIGN_OR_RETURN(const Pieces pieces, pieces_of(frame.header, read_.pieces, read_.slot));
@@ -96,11 +101,14 @@ Status TcpServer::handle_read(const FrameReader::View& frame) {
   for (std::size_t i = 0; i < pieces.size(); ++i) {
     const bool there = codes_[i] == Code::kOk;
     const std::uint64_t length = pieces[i].length;
-    if (!all || checksum) {
-      read_data_.results.push_back({codes_[i], there && checksum ? checksum_of(addresses_[i], length) : 0});
+    std::uint32_t sum = 0;
+    if (there && checksum) {
+      KVF_ASSIGN_OR_RETURN(sum, checksum_of(i, length));
     }
+    if (!all || checksum) read_data_.results.push_back({codes_[i], sum});
     if (!there) continue;
     segments_.push_back({addresses_[i], length});
+    mixed_.add(addresses_[i], length, places_[i]);
     read_data_.payload_bytes += length;
   }
   ByteWriter writer = begin_frame(std::move(head_));
@@ -110,7 +118,8 @@ Status TcpServer::handle_read(const FrameReader::View& frame) {
   segments_[0] = {head_.data(), head_.size()};
   {
     const OneSidedAccess reading;
-    KVF_RETURN_IF_ERROR(channel_.send_vectored(segments_, request_wait()));
+    KVF_RETURN_IF_ERROR(mixed_.has_device_memory() ? mixed_.send(channel_, head_, request_wait(), kNeverCancelled)
+                                                   : channel_.send_vectored(segments_, request_wait()));
   }
   counters_.add(Counters::kServedReadBytes, read_data_.payload_bytes);
   return {};
@@ -130,7 +139,9 @@ Status TcpServer::handle_write(const FrameReader::View& frame) {
   for (std::size_t i = 0; i < pieces.size(); ++i) {
     if (codes_[i] != Code::kOk) continue;
     accepted += pieces[i].length;
-    if (!checksum || checksum_of(addresses_[i], pieces[i].length) == write_.crc32c[i]) continue;
+    if (!checksum) continue;
+    KVF_ASSIGN_OR_RETURN(const std::uint32_t sum, checksum_of(i, pieces[i].length));
+    if (sum == write_.crc32c[i]) continue;
     codes_[i] = Code::kDataCorrupt;
     all = false;
   }
@@ -145,22 +156,29 @@ Status TcpServer::handle_write(const FrameReader::View& frame) {
   return channel_.send_vectored(segments_, request_wait());
 }
 
+void TcpServer::put_discarded(std::uint64_t length) {
+  discard_.resize(kDiscardBytes);
+  for (std::uint64_t left = length; left > 0;) {
+    const std::uint64_t part = std::min<std::uint64_t>(left, discard_.size());
+    segments_.push_back({discard_.data(), part});
+    mixed_.add(discard_.data(), part, MemoryPlace());
+    left -= part;
+  }
+}
+
 // The payload of refused pieces is in the stream all the same.
 Status TcpServer::receive_payload(Pieces pieces) {
   segments_.clear();
   for (std::size_t i = 0; i < pieces.size(); ++i) {
-    if (codes_[i] == Code::kOk) {
-      segments_.push_back({addresses_[i], pieces[i].length});
+    if (codes_[i] != Code::kOk) {
+      put_discarded(pieces[i].length);
       continue;
     }
-    discard_.resize(kDiscardBytes);
-    for (std::uint64_t left = pieces[i].length; left > 0;) {
-      const std::size_t part = std::min<std::uint64_t>(left, discard_.size());
-      segments_.push_back({discard_.data(), part});
-      left -= part;
-    }
+    segments_.push_back({addresses_[i], pieces[i].length});
+    mixed_.add(addresses_[i], pieces[i].length, places_[i]);
   }
   const OneSidedAccess writing;
+  if (mixed_.has_device_memory()) return mixed_.receive(reader_, request_wait(), kNeverCancelled);
   return reader_.payload(&segments_, request_wait());
 }
 

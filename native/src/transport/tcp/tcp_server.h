@@ -12,6 +12,7 @@
 #include "base/socket.h"
 #include "memory/region_table.h"
 #include "transport/tcp/list_store.h"
+#include "transport/tcp/mixed_payload.h"
 #include "wire/frame_reader.h"
 #include "wire/messages.h"
 
@@ -53,6 +54,8 @@ class TcpServer {
   // Sets addresses_ and codes_, one per piece, and pins the regions until release_pins(). True if none is refused.
   bool locate(Pieces pieces, Op op);
   Code locate(const wire::PieceDescriptor& piece, Op op, std::byte** address);
+  Result<std::uint32_t> checksum_of(std::size_t piece, std::uint64_t length);
+  void put_discarded(std::uint64_t length);
   void release_pins() { pins_.clear(); }
 
   Channel& channel_;
@@ -66,6 +69,8 @@ class TcpServer {
   std::vector<RegionTable::Pin> pins_;  // those of the request at hand
   std::vector<std::byte*> addresses_;   // scratch, as are the rest: a request allocates nothing
   std::vector<Code> codes_;
+  std::vector<MemoryPlace> places_;
+  MixedPayload mixed_;  // used if a piece lies on an accelerator
   std::vector<iovec> segments_;
   Bytes head_;
   wire::Read read_;

@@ -25,6 +25,7 @@ class TcpTransport final : public Transport {
   Status probe() const override { return {}; }
   std::vector<Path> paths(const PeerContext& peer) const override;
   std::size_t rails_per_path() const override { return options_.streams; }
+  bool reaches_device_memory() const override { return true; }
   Result<std::unique_ptr<Rail>> open_rail(const PeerContext& peer, Deadline deadline) override;
 
  private:
