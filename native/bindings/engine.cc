@@ -29,10 +29,17 @@ EngineHolder create(const EngineOptions& options) {
   return EngineHolder(unwrap(Engine::create(options)).release());
 }
 
+MemoryKind parse_kind(const std::string& name) {
+  for (const MemoryKind kind : {MemoryKind::kHost, MemoryKind::kCuda, MemoryKind::kHip, MemoryKind::kAscend}) {
+    if (memory_kind_name(kind) == name) return kind;
+  }
+  throw StatusError{{Code::kInvalidArgument, "memory of kind '" + name + "' cannot be registered"}};
+}
+
 RegionInfo register_address(Engine& self, std::uintptr_t address, std::uint64_t length_bytes, const std::string& name,
-                            const std::string& access) {
+                            const std::string& access, const std::string& kind) {
   void* data = reinterpret_cast<void*>(address);  // NOLINT: an address is what buffers and tensors tell
-  return unwrap(self.register_memory(data, length_bytes, name, parse_access(access), MemoryKind::kHost));
+  return unwrap(self.register_memory(data, length_bytes, name, parse_access(access), parse_kind(kind)));
 }
 
 std::pair<RegionInfo, std::uintptr_t> allocate(Engine& self, std::uint64_t length_bytes, const std::string& name,
@@ -154,7 +161,7 @@ void bind_message(py::module_& module) {
 
 void bind_memory(EngineClass& cls, Blocking& blocking) {
   blocking.def(cls, "register_address", &register_address, py::arg("address"), py::arg("length_bytes"), py::arg("name"),
-               py::arg("access"));
+               py::arg("access"), py::arg("kind"));
   blocking.def(cls, "allocate", &allocate, py::arg("length_bytes"), py::arg("name"), py::arg("access"));
   cls.def("open_file", &open_file, py::arg("path"), py::arg("length_bytes"), py::arg("create"), py::arg("access"),
           py::arg("direct"), py::arg("sync"));

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+from importlib.resources import files
 from pathlib import Path
 
 import click
 
-import kvferry
 from kvferry.errors import UnavailableError
 
 
@@ -18,7 +18,7 @@ def command() -> None:
     export PKG_CONFIG_PATH=$(kvferry sdk)
     cc move_blocks.c $(pkg-config --cflags --libs kvferry)
     """
-    folder = Path(kvferry.__path__[0]) / "sdk" / "lib" / "pkgconfig"
+    folder = Path(str(files("kvferry"))) / "sdk" / "lib" / "pkgconfig"
     if not folder.is_dir():
         raise UnavailableError(
             f"{folder} is missing: only an installed wheel brings it; from a source tree, build with "

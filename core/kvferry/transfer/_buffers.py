@@ -4,28 +4,34 @@ shape."""
 from __future__ import annotations
 
 import ctypes
+import math
+import sys
 from typing import Any, NamedTuple
 
 from kvferry import _native
 from kvferry.errors import InvalidArgumentError, UnsupportedError
 
+# What torch calls a device, and the kind of its memory. A ROCm build of torch says "cuda", too.
+_KINDS = {"cpu": "host", "cuda": "cuda", "npu": "ascend"}
 
-class HostMemory(NamedTuple):
-    """A contiguous range of this process's memory. `owner` must live as long as the range is used."""
+
+class Memory(NamedTuple):
+    """A contiguous range of memory. `owner` must live as long as the range is used."""
 
     address: int
     length_bytes: int
     read_only: bool
     owner: object
+    kind: str = "host"  # or "cuda", "hip", "ascend"
 
 
-def host_memory(buffer: Any) -> HostMemory:
+def memory_of(buffer: Any) -> Memory:
     """Return the memory of `buffer` without copying it.
 
     Accepts what has `data_ptr()` and `nbytes` (torch tensors and untyped storages; torch itself is never
-    imported) and whatever supports the buffer protocol (bytearray, memoryview, mmap, array, numpy). Raises
-    `InvalidArgumentError` for non-contiguous or empty memory and objects without memory, `UnsupportedError`
-    for device memory.
+    imported), what has `__cuda_array_interface__` (cupy, numba), and whatever supports the buffer protocol
+    (bytearray, memoryview, mmap, array, numpy). Raises `InvalidArgumentError` for non-contiguous or empty
+    memory and objects without memory, `UnsupportedError` for devices that KVFerry does not know.
     """
     found = _tensor_memory(buffer) if hasattr(buffer, "data_ptr") else _buffer_memory(buffer)
     if found.length_bytes == 0 or found.address == 0:
@@ -37,11 +43,16 @@ def _type(buffer: object) -> str:
     return f"{type(buffer).__module__}.{type(buffer).__qualname__}".removeprefix("builtins.")
 
 
-def _refuse_device(buffer: object, place: str) -> None:
-    raise UnsupportedError(
-        f"this {_type(buffer)} lies in device memory ({place}); this version moves host memory only: "
-        "copy it to the host first"
-    )
+def _kind_of(buffer: object, device: str) -> str:
+    kind = _KINDS.get(device)
+    if kind is None:
+        raise UnsupportedError(
+            f"this {_type(buffer)} lies in memory of a {device!r} device, which no driver here reaches: "
+            "copy it to the host first"
+        )
+    if kind == "cuda" and getattr(getattr(sys.modules.get("torch"), "version", None), "hip", None):
+        return "hip"
+    return kind
 
 
 def _refuse_gaps(buffer: object) -> None:
@@ -50,20 +61,30 @@ def _refuse_gaps(buffer: object) -> None:
     )
 
 
-def _tensor_memory(tensor: Any) -> HostMemory:
+def _tensor_memory(tensor: Any) -> Memory:
     device = getattr(tensor, "device", None)
     place = str(getattr(device, "type", device or "cpu"))
-    if place != "cpu":
-        _refuse_device(tensor, str(device))
+    kind = _kind_of(tensor, place)
     if hasattr(tensor, "is_contiguous") and not tensor.is_contiguous():
         _refuse_gaps(tensor)
     length = tensor.nbytes() if callable(tensor.nbytes) else tensor.nbytes
-    return HostMemory(int(tensor.data_ptr()), int(length), read_only=False, owner=tensor)
+    return Memory(int(tensor.data_ptr()), int(length), read_only=False, owner=tensor, kind=kind)
 
 
-def _buffer_memory(buffer: Any) -> HostMemory:
+def _cuda_array_memory(array: Any) -> Memory:
+    """Numba's CUDA array interface, version 3: `data`, `shape`, `typestr`; no `strides` if contiguous."""
+    interface = array.__cuda_array_interface__
+    if interface.get("strides") is not None:
+        _refuse_gaps(array)
+    address, read_only = interface["data"]
+    item_bytes = int(interface["typestr"][2:])
+    length = math.prod(interface["shape"]) * item_bytes
+    return Memory(int(address), length, bool(read_only), array, _kind_of(array, "cuda"))
+
+
+def _buffer_memory(buffer: Any) -> Memory:
     if hasattr(buffer, "__cuda_array_interface__"):
-        _refuse_device(buffer, "CUDA array interface")
+        return _cuda_array_memory(buffer)
     if getattr(getattr(buffer, "dtype", None), "hasobject", False):
         raise InvalidArgumentError(f"this {_type(buffer)} holds references to Python objects, not plain data")
     interface = getattr(buffer, "__array_interface__", None)
@@ -71,7 +92,7 @@ def _buffer_memory(buffer: Any) -> HostMemory:
         if not buffer.flags.forc:
             _refuse_gaps(buffer)
         address, read_only = interface["data"]
-        return HostMemory(int(address), int(buffer.nbytes), read_only=bool(read_only), owner=buffer)
+        return Memory(int(address), int(buffer.nbytes), read_only=bool(read_only), owner=buffer)
     try:
         view = memoryview(buffer)
     except TypeError as error:
@@ -80,7 +101,7 @@ def _buffer_memory(buffer: Any) -> HostMemory:
         ) from error
     if not view.contiguous:
         _refuse_gaps(buffer)
-    return HostMemory(_native.buffer_address(view), view.nbytes, read_only=view.readonly, owner=view)
+    return Memory(_native.buffer_address(view), view.nbytes, read_only=view.readonly, owner=view)
 
 
 def view_of(address: int, length_bytes: int) -> memoryview:

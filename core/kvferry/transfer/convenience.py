@@ -13,7 +13,7 @@ import numpy as np
 from kvferry._native import Endpoint, Message
 from kvferry.config import TransferOptions, load_config
 from kvferry.errors import DeadlineExceededError, InvalidArgumentError, NotFoundError
-from kvferry.transfer._buffers import HostMemory, host_memory
+from kvferry.transfer._buffers import Memory, memory_of
 from kvferry.transfer.engine import Access, Engine, Op
 from kvferry.transfer.handle import Transfer
 from kvferry.transfer.peer import Peer
@@ -71,7 +71,7 @@ class TransferEngine:
             chosen = msgspec.structs.replace(chosen, transports=(protocol,))
         self.engine = Engine(chosen)
         self._lock = threading.Lock()  # guards the two below
-        self._registered: list[tuple[HostMemory, Region]] = []
+        self._registered: list[tuple[Memory, Region]] = []
         self._peers: dict[str, Peer] = {}
 
     @property
@@ -84,7 +84,7 @@ class TransferEngine:
         `Engine.register`."""
         region = self.engine.register(buffer, name=name, access=access)
         with self._lock:
-            self._registered.append((host_memory(buffer), region))
+            self._registered.append((memory_of(buffer), region))
         return region
 
     def unregister_memory(self, region: Region, timeout_s: float = 5.0) -> None:
@@ -181,7 +181,7 @@ class TransferEngine:
             )
         op: Op = "read" if isinstance(src, Remote) else "write"
         remote, buffer = (src, dst) if isinstance(src, Remote) else (dst, src)
-        memory = host_memory(buffer)
+        memory = memory_of(buffer)
         length = min(remote.length_bytes, memory.length_bytes) if size is None else size
         if not 0 <= length <= memory.length_bytes:
             raise InvalidArgumentError(
@@ -190,7 +190,7 @@ class TransferEngine:
         region, offset = self._region_of(memory)
         return _Move(remote.peer, op, (region.id, remote.region_id, offset, remote.offset, length))
 
-    def _region_of(self, memory: HostMemory) -> tuple[Region, int]:
+    def _region_of(self, memory: Memory) -> tuple[Region, int]:
         end = memory.address + memory.length_bytes
         with self._lock:
             for whole, region in self._registered:

@@ -16,7 +16,7 @@ from kvferry._native import BlockList, Endpoint, Message, Plan
 from kvferry.config import TransferOptions
 from kvferry.errors import InvalidArgumentError
 from kvferry.transfer import _logging
-from kvferry.transfer._buffers import HostMemory, host_memory, view_of
+from kvferry.transfer._buffers import Memory, memory_of, view_of
 from kvferry.transfer._options import native_options
 from kvferry.transfer._waiting import wait_in_slices
 from kvferry.transfer.handle import Transfer
@@ -47,7 +47,7 @@ class Engine:
         _logging.start()
         self._native = _native.Engine(native_options(self._options, metadata))
         self._memory: dict[
-            tuple[int, int], HostMemory | None
+            tuple[int, int], Memory | None
         ] = {}  # keeps registered memory alive, by region key
         self._read_only: dict[int, int] = {}  # regions that may not be read into: id to generation
         self._lock = threading.Lock()  # guards the two above
@@ -71,17 +71,19 @@ class Engine:
     def register(self, buffer: Any, *, name: str = "", access: Access = "r") -> Region:
         """Make a buffer's memory reachable for peers, which may read ("r"), write ("w") or both ("rw").
 
-        `buffer`: contiguous host memory: anything with the buffer protocol, a numpy array, a torch tensor or
-        storage. It is kept alive until `Region.unregister`. Blocks only to look at the memory. `name`: at
-        most 255 bytes. Raises `InvalidArgumentError` (no, empty or non-contiguous memory, or read-only memory
-        for access "w"), `UnsupportedError` (device memory), `ResourceExhaustedError` (too many regions).
+        `buffer`: contiguous memory: anything with the buffer protocol, a numpy array, a torch tensor or
+        storage, a CUDA array. It is kept alive until `Region.unregister`. Blocks only to look at the memory.
+        Memory of an accelerator is moved by tcp. `name`: at most 255 bytes. Raises `InvalidArgumentError`
+        (no, empty or non-contiguous memory, or read-only memory for access "w"), `UnsupportedError` and
+        `UnavailableError` (memory that cannot be reached here, with its kind), `ResourceExhaustedError` (too
+        many regions).
         """
-        memory = host_memory(buffer)
+        memory = memory_of(buffer)
         if memory.read_only and "w" in access:
             raise InvalidArgumentError(
                 f"this {type(buffer).__name__} is read-only, so access={access!r} is impossible: use 'r'"
             )
-        info = self._native.register_address(memory.address, memory.length_bytes, name, access)
+        info = self._native.register_address(memory.address, memory.length_bytes, name, access, memory.kind)
         with self._lock:
             self._memory[info.id, info.generation] = memory
             if memory.read_only:
@@ -291,7 +293,7 @@ class Engine:
         return f"Engine(node_id={self.node_id!r}, endpoint='{self.endpoint}')"
 
 
-def _close(native: _native.Engine, memory: dict[tuple[int, int], HostMemory | None]) -> None:
+def _close(native: _native.Engine, memory: dict[tuple[int, int], Memory | None]) -> None:
     """Close first, let go of the registered memory after it."""
     native.close()
     memory.clear()

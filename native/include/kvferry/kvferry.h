@@ -4,8 +4,7 @@
  * do. Handles are thread-safe; each is freed once, by the function named after it, in any order: a peer, plan or
  * transfer may outlive its engine, its calls then fail with KVF_CANCELLED. Times are milliseconds. Nothing here throws
  * or ends the process. The same engine for C++: kvferry/engine.h. Example: examples/c/move_blocks.c. */
-#ifndef KVFERRY_KVFERRY_H_
-#define KVFERRY_KVFERRY_H_
+#pragma once
 
 #include <stddef.h>
 #include <stdint.h>
@@ -159,5 +158,3 @@ KVFERRY_C_API void kvf_message_free(kvf_message* message);
 #ifdef __cplusplus
 }
 #endif
-
-#endif /* KVFERRY_KVFERRY_H_ */

@@ -2,13 +2,15 @@ from __future__ import annotations
 
 import array
 import mmap
+import sys
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
-from kvferry.errors import InvalidArgumentError, UnsupportedError
-from kvferry.transfer._buffers import host_memory, view_of
+from kvferry.errors import InvalidArgumentError, UnavailableError, UnsupportedError
+from kvferry.transfer import Engine
+from kvferry.transfer._buffers import memory_of, view_of
 
 
 class Tensor:
@@ -54,41 +56,41 @@ class Storage:
         (lambda: np.frombuffer(b"hello world", dtype=np.uint8).copy(), False),
     ],
 )
-def test_host_memory_finds_the_bytes_without_copying(make, read_only):
+def test_memory_of_finds_the_bytes_without_copying(make, read_only):
     buffer = make()
-    memory = host_memory(buffer)
+    memory = memory_of(buffer)
     assert memory.length_bytes == 11
     assert memory.read_only == read_only
     assert bytes(view_of(memory.address, memory.length_bytes)) == b"hello world"
 
 
-def test_host_memory_accepts_mmap_and_shares_it():
+def test_memory_of_accepts_mmap_and_shares_it():
     mapping = mmap.mmap(-1, 4096)
-    memory = host_memory(mapping)
+    memory = memory_of(mapping)
     mapping[7] = 99
     assert view_of(memory.address, 4096)[7] == 99
 
 
 @pytest.mark.parametrize("order", ["C", "F"])
-def test_host_memory_accepts_any_dense_array(order):
+def test_memory_of_accepts_any_dense_array(order):
     data = np.ones((3, 5), dtype=np.float64, order=order)
-    assert host_memory(data)[:2] == (data.ctypes.data, 120)
+    assert memory_of(data)[:2] == (data.ctypes.data, 120)
 
 
-def test_host_memory_accepts_multi_dimensional_memoryviews():
+def test_memory_of_accepts_multi_dimensional_memoryviews():
     data = np.arange(12, dtype=np.int32).reshape(3, 4)
-    assert host_memory(memoryview(data))[:2] == (data.ctypes.data, 48)
+    assert memory_of(memoryview(data))[:2] == (data.ctypes.data, 48)
 
 
 @pytest.mark.parametrize("kind", [Tensor, Storage])
-def test_host_memory_accepts_what_looks_like_torch(kind):
+def test_memory_of_accepts_what_looks_like_torch(kind):
     data = np.arange(8, dtype=np.uint8)
-    assert host_memory(kind(data))[:2] == (data.ctypes.data, 8)
+    assert memory_of(kind(data))[:2] == (data.ctypes.data, 8)
 
 
-def test_host_memory_keeps_the_buffer_exported():
+def test_memory_of_keeps_the_buffer_exported():
     buffer = bytearray(8)
-    memory = host_memory(buffer)
+    memory = memory_of(buffer)
     with pytest.raises(BufferError):
         buffer.extend(b"more")
     del memory
@@ -99,31 +101,52 @@ def test_host_memory_keeps_the_buffer_exported():
     "buffer",
     [np.zeros((4, 4))[:, ::2], memoryview(bytearray(8))[::2], Tensor(np.zeros(4), contiguous=False)],
 )
-def test_host_memory_refuses_gaps(buffer):
+def test_memory_of_refuses_gaps(buffer):
     with pytest.raises(InvalidArgumentError, match="is not contiguous; register the memory that holds it"):
-        host_memory(buffer)
+        memory_of(buffer)
 
 
-def test_host_memory_refuses_device_memory():
-    with pytest.raises(UnsupportedError, match=r"device memory.*copy it to the host first"):
-        host_memory(Tensor(np.zeros(4), device="cuda:0"))
-    cupy_like = SimpleNamespace(__cuda_array_interface__={})
-    with pytest.raises(UnsupportedError, match="device memory"):
-        host_memory(cupy_like)
+def test_memory_of_tells_the_kind_of_device_memory(monkeypatch):
+    assert memory_of(np.zeros(4)).kind == "host"
+    assert memory_of(Tensor(np.zeros(4))).kind == "host"
+    assert memory_of(Tensor(np.zeros(4), device="npu:0")).kind == "ascend"
+    monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(version=SimpleNamespace(hip=None)))
+    assert memory_of(Tensor(np.zeros(4), device="cuda:0")).kind == "cuda"
+    monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(version=SimpleNamespace(hip="6.3")))
+    assert memory_of(Tensor(np.zeros(4), device="cuda:0")).kind == "hip"
+
+
+def test_memory_of_a_cuda_array():
+    interface = {"data": (4096, True), "shape": (3, 5), "typestr": "<f4", "strides": None, "version": 3}
+    memory = memory_of(SimpleNamespace(__cuda_array_interface__=interface))
+    assert (memory.address, memory.length_bytes, memory.read_only) == (4096, 60, True)
+    assert memory.kind == "cuda"
+    with pytest.raises(InvalidArgumentError, match="not contiguous"):
+        memory_of(SimpleNamespace(__cuda_array_interface__={**interface, "strides": (40, 4)}))
+
+
+def test_memory_of_an_unknown_device_is_refused_by_name():
+    with pytest.raises(UnsupportedError, match=r"'tpu'.*copy it to the host first"):
+        memory_of(Tensor(np.zeros(4), device="tpu:0"))
+
+
+def test_device_memory_is_refused_where_there_is_no_driver():
+    with Engine() as engine, pytest.raises(UnavailableError, match=r"'ascend'.*not installed"):
+        engine.register(Tensor(np.zeros(4), device="npu:0"))
 
 
 @pytest.mark.parametrize("buffer", [b"", bytearray(), np.zeros(0), memoryview(b"")])
-def test_host_memory_refuses_empty_memory(buffer):
+def test_memory_of_refuses_empty_memory(buffer):
     with pytest.raises(InvalidArgumentError, match=r"an empty .* has no memory"):
-        host_memory(buffer)
+        memory_of(buffer)
 
 
 @pytest.mark.parametrize("thing", [42, "text", None, [1, 2]])
-def test_host_memory_refuses_what_has_no_memory(thing):
+def test_memory_of_refuses_what_has_no_memory(thing):
     with pytest.raises(InvalidArgumentError, match="has no memory to register"):
-        host_memory(thing)
+        memory_of(thing)
 
 
-def test_host_memory_refuses_object_references():
+def test_memory_of_refuses_object_references():
     with pytest.raises(InvalidArgumentError, match="references to Python objects"):
-        host_memory(np.array([object()]))
+        memory_of(np.array([object()]))
