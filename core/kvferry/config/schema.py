@@ -126,15 +126,16 @@ class TransferOptions(Options, frozen=True, kw_only=True):
         bool,
         Meta(
             description="Encrypt all `tcp` connections, control and data, by TLS 1.3; set it alike on all "
-            "nodes. Needs OpenSSL 3 on the host. The nodes prove themselves by a key derived from `cluster_secret`, "
-            "or by certificates, see `tls_cert_file`."
+            "nodes. Needs OpenSSL 3 on the host. The nodes prove themselves by a key derived from "
+            "`cluster_secret`, or by certificates, see `tls_cert_file`."
         ),
     ] = False
     tls_cert_file: Annotated[
         str,
         Meta(
             description="PEM file with this node's certificate and those between it and the authority. "
-            "Together with `tls_key_file` and `tls_ca_file`; empty: a key from `cluster_secret` is used instead."
+            "Together with `tls_key_file` and `tls_ca_file`; empty: a key from `cluster_secret` is used "
+            "instead."
         ),
     ] = ""
     tls_key_file: Annotated[str, Meta(description="PEM file with the private key of `tls_cert_file`.")] = ""

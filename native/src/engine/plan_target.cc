@@ -18,6 +18,30 @@ void add_transport(const TransportStats& other, TransportStats* sum) {
   sum->latency_sum_s += other.latency_sum_s;
 }
 
+void add_rail(const RailStats& other, RailStats* sum) {
+  sum->lanes += other.lanes;
+  sum->set_aside = sum->set_aside || other.set_aside;
+  sum->bytes += other.bytes;
+  sum->failures += other.failures;
+  sum->recoveries += other.recoveries;
+  if (sum->reason.empty()) sum->reason = other.reason;
+}
+
+// Adds each entry to the one of its name, or appends it.
+template <typename Entry>
+void merge(const std::vector<Entry>& others, std::string Entry::*name, void (*add)(const Entry&, Entry*),
+           std::vector<Entry>* sums) {
+  for (const Entry& other : others) {
+    const auto same = [&](const Entry& known) { return known.*name == other.*name; };
+    const auto known = std::find_if(sums->begin(), sums->end(), same);
+    if (known == sums->end()) {
+      sums->push_back(other);
+    } else {
+      add(other, &*known);
+    }
+  }
+}
+
 }  // namespace
 
 void add_stats(const PeerStats& other, PeerStats* sum) {
@@ -33,15 +57,8 @@ void add_stats(const PeerStats& other, PeerStats* sum) {
   sum->rail_switches += other.rail_switches;
   sum->unsettled_transfers += other.unsettled_transfers;
   sum->queued_slices += other.queued_slices;
-  for (const TransportStats& entry : other.by_transport) {
-    const auto same = [&](const TransportStats& known) { return known.transport == entry.transport; };
-    const auto known = std::find_if(sum->by_transport.begin(), sum->by_transport.end(), same);
-    if (known == sum->by_transport.end()) {
-      sum->by_transport.push_back(entry);
-    } else {
-      add_transport(entry, &*known);
-    }
-  }
+  merge(other.by_transport, &TransportStats::transport, add_transport, &sum->by_transport);
+  merge(other.rails, &RailStats::name, add_rail, &sum->rails);
 }
 
 }  // namespace kvferry
