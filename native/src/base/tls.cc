@@ -145,7 +145,7 @@ Result<TlsSession::Step> TlsSession::write_some(std::span<const iovec> segments)
     length = 0;
     for (const iovec& segment : segments) {
       const std::size_t take = std::min(segment.iov_len, gathered_.size() - length);
-      std::memcpy(gathered_.data() + length, segment.iov_base, take);
+      if (take > 0) std::memcpy(gathered_.data() + length, segment.iov_base, take);  // an empty one may be nowhere
       length += take;
       if (length == gathered_.size()) break;
     }
