@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from kvferry.metrics.registry import MetricRegistry
+from kvferry.metrics.registry import MetricRegistry, Sample
 from kvferry.metrics.table import METRICS, Kind, Metric, definition, lint, metrics_of, to_markdown
 
 __all__ = [
@@ -13,6 +13,7 @@ __all__ = [
     "Kind",
     "Metric",
     "MetricRegistry",
+    "Sample",
     "definition",
     "lint",
     "metrics_of",

@@ -2,14 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import TYPE_CHECKING, cast
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, NamedTuple, cast
 
 from kvferry.errors import NotFoundError
 from kvferry.metrics.table import Kind, Metric, definition
 
 if TYPE_CHECKING:
     import prometheus_client
+
+
+class Sample(NamedTuple):
+    """One value of one metric: a number, or the counts of a histogram with the sum of what it observed."""
+
+    name: str
+    labels: tuple[str, ...]  # in the order of the table
+    value: float = 0.0
+    counts: Sequence[int] = ()
 
 
 class MetricRegistry:
@@ -38,6 +48,14 @@ class MetricRegistry:
         """Return the histogram called `name`."""
         return cast("prometheus_client.Histogram", self._get(name, Kind.HISTOGRAM))
 
+    def read_from(self, collect: Callable[[], Iterable[Sample]]) -> None:
+        """Take samples from `collect` at each export. It is called by the thread that exports.
+
+        For metrics that something else counts; the registry must not hold them itself. Histograms give one
+        count per bucket of the table and one for all above, and the sum.
+        """
+        self._registry.register(_Reader(collect))
+
     def value(self, name: str, **labels: str) -> float:
         """Return the present value of one sample, e.g. `kvferry_router_requests_total`; 0 if never set."""
         return self._registry.get_sample_value(name, labels) or 0.0
@@ -61,6 +79,44 @@ class MetricRegistry:
         if name not in self._collectors:
             raise NotFoundError(f"{name} is not part of this registry")
         return self._collectors[name]
+
+
+class _Reader:
+    """What prometheus_client calls a custom collector."""
+
+    def __init__(self, collect: Callable[[], Iterable[Sample]]) -> None:
+        self._collect = collect
+
+    def describe(self) -> list[prometheus_client.Metric]:
+        return []  # so that registering does not collect
+
+    def collect(self) -> Iterator[prometheus_client.Metric]:
+        families: dict[str, prometheus_client.Metric] = {}
+        for sample in self._collect():
+            metric = definition(sample.name)
+            if sample.name not in families:
+                families[sample.name] = _family(metric)
+            _add(families[sample.name], metric, sample)
+        yield from families.values()
+
+
+def _family(metric: Metric) -> prometheus_client.Metric:
+    from prometheus_client import core
+
+    if metric.kind is Kind.COUNTER:
+        return core.CounterMetricFamily(metric.name, metric.help, labels=metric.labels)
+    if metric.kind is Kind.GAUGE:
+        return core.GaugeMetricFamily(metric.name, metric.help, labels=metric.labels)
+    return core.HistogramMetricFamily(metric.name, metric.help, labels=metric.labels)
+
+
+def _add(family: prometheus_client.Metric, metric: Metric, sample: Sample) -> None:
+    if metric.kind is not Kind.HISTOGRAM:
+        family.add_metric(sample.labels, sample.value)  # type: ignore[attr-defined]
+        return
+    bounds = [*(repr(bound) for bound in metric.buckets), "+Inf"]
+    sums = itertools.accumulate(sample.counts)
+    family.add_metric(sample.labels, list(zip(bounds, sums, strict=True)), sample.value)  # type: ignore[attr-defined]
 
 
 def _make(metric: Metric, registry: prometheus_client.CollectorRegistry) -> object:

@@ -22,6 +22,7 @@ from kvferry.transfer._topology import topology
 from kvferry.transfer.convenience import Remote, TransferEngine
 from kvferry.transfer.engine import Engine
 from kvferry.transfer.handle import Transfer
+from kvferry.transfer.metrics import TransferMetrics
 from kvferry.transfer.peer import Peer
 from kvferry.transfer.region import Region
 
@@ -39,6 +40,7 @@ __all__ = [
     "Topology",
     "Transfer",
     "TransferEngine",
+    "TransferMetrics",
     "TransferOptions",
     "TransferStages",
     "TransportStats",
