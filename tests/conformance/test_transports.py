@@ -35,6 +35,14 @@ class TestTcpWithASecret(TransportConformance):
     beyond_4_gib = False
 
 
+class TestTcpWithTls(TransportConformance):
+    """Needs OpenSSL 3, which every Debian that has Python brings."""
+
+    transport = "tcp"
+    options = {"tls": True, "cluster_secret": "sixteen bytes and more"}
+    beyond_4_gib = False
+
+
 class TestShmWithForeignMemory(TransportConformance):
     transport = "shm"
 
