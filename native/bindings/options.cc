@@ -1,7 +1,7 @@
 #include <pybind11/stl.h>
 
-#include "kvferry/engine.h"
 #include "errors.h"
+#include "kvferry/engine.h"
 #include "module.h"
 #include "seconds.h"
 
