@@ -19,7 +19,7 @@ def test_commands_and_flags_that_a_page_names_exist(
 ) -> None:
     monkeypatch.setenv("COLUMNS", "200")
     for command, rest in re.findall(
-        r"\bkvferry (config|doctor|router|topology)\b([^`\n|]*)", page.read_text(encoding="utf-8")
+        r"\bkvferry (config|doctor|router|sdk|topology)\b([^`\n|]*)", page.read_text(encoding="utf-8")
     ):
         assert main([command, "--help"]) == 0
         known = capsys.readouterr().out

@@ -35,7 +35,6 @@ def test_register_cycles_on_changing_ranges_leave_no_mappings_behind(extent):
         before = mappings()
         cycle(extent.times(20_000, 100_000))
         assert mappings() - before < 10
-        assert pair.server.counters() is not None
         pair.peer.refresh()
         assert pair.peer.regions == []
 

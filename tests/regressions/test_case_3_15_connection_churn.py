@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import socket
+import threading
 
 import numpy as np
 import pytest
@@ -19,7 +20,6 @@ def first_bytes_of_a_handshake(engine: Engine) -> bytes:
     """What a real client sends first, caught by a listener that never answers."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         listener.settimeout(5)
-        import threading
 
         def attempt() -> None:
             with pytest.raises(Exception):  # noqa: B017, PT011  (whatever it is, it is not the subject)

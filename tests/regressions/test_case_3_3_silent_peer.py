@@ -33,7 +33,7 @@ def test_every_wait_on_a_stopped_peer_has_a_deadline():
             with pytest.raises(KVFerryError):
                 engine.connect(child.endpoint, timeout_s=1.0)
             assert all(transfer.wait() for transfer in transfers)
-            assert time.monotonic() - started < 6.0
+            assert time.monotonic() - started < 20.0
             assert {type(transfer.error) for transfer in transfers} == {DeadlineExceededError}
             here.unregister(timeout_s=1.0)  # nothing holds the memory any more
         finally:

@@ -128,7 +128,8 @@ def test_other_threads_run_while_a_binding_waits(name):
                 except KVFerryError:
                     assert name in ("Peer.refresh", "Engine.connect")
                 assert time.monotonic() - started >= 0.4, "the call did not wait, so that it shows nothing"
-                assert counter.steps - before >= 20
+                # One or two if the lock were held; no more than that is asked of a loaded machine.
+                assert counter.steps - before >= 5
         finally:
             child.process.send_signal(signal.SIGCONT)
 

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import mmap
-
 import numpy as np
 import pytest
 
-from _engines import engine_pair, move, pattern, pieces
+from _engines import engine_pair, move, pattern, pieces, sparse
 from kvferry.errors import OutOfRangeError
 
-MAP_NORESERVE = 0x4000  # the mmap module has no name for it
 TRANSPORTS = ["tcp", "shm"]
 
 
@@ -50,10 +47,6 @@ def test_an_empty_piece_moves_nothing_and_succeeds(transport):
         assert transfer.piece_errors == [None] * 3
         assert transfer.bytes == 5
         assert near == b"right" + bytes(15)
-
-
-def sparse(length: int) -> np.ndarray:
-    return np.frombuffer(mmap.mmap(-1, length, flags=mmap.MAP_PRIVATE | MAP_NORESERVE), dtype=np.uint8)
 
 
 @pytest.mark.parametrize("transport", TRANSPORTS)

@@ -12,10 +12,7 @@ import pytest
 from kvferry import _native
 
 ROOT = Path(__file__).parents[2]
-PARTS = sorted(
-    f"kvferry.{path.parent.name if path.name == '__init__.py' else path.stem}"
-    for path in (ROOT / "core/kvferry").glob("*/__init__.py")
-)
+PARTS = sorted(f"kvferry.{path.parent.name}" for path in (ROOT / "core/kvferry").glob("*/__init__.py"))
 
 
 def test_the_version_has_one_source():

@@ -21,10 +21,10 @@ def _away_from_any_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
 def test_help_lists_every_command_without_importing_one(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--help"]) == 0
     out = capsys.readouterr().out
-    assert all(name in out for name in ("config", "doctor", "router", "topology"))
+    assert all(name in out for name in ("config", "doctor", "router", "sdk", "topology"))
 
 
-@pytest.mark.parametrize("name", ["config", "doctor", "router", "topology"])
+@pytest.mark.parametrize("name", ["config", "doctor", "router", "sdk", "topology"])
 def test_every_listed_command_exists(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([name, "--help"]) == 0
     assert f"kvferry {name}" in capsys.readouterr().out

@@ -180,7 +180,7 @@ def test_wait_gives_up_after_its_timeout(hanging):
     transfer = hanging()
     started = time.monotonic()
     assert transfer.wait(0.3) is False
-    assert 0.3 <= time.monotonic() - started < 2.0
+    assert 0.3 <= time.monotonic() - started < 10.0
     transfer.cancel()
     assert transfer.wait(5.0)
     assert isinstance(transfer.error, CancelledError)
@@ -192,5 +192,5 @@ def test_a_transfer_fails_at_its_deadline(hanging):
     started = time.monotonic()
     transfer = hanging(0.3)
     assert transfer.wait()
-    assert time.monotonic() - started < 3.0
+    assert time.monotonic() - started < 15.0
     assert isinstance(transfer.error, DeadlineExceededError)

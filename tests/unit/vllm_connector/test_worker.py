@@ -162,7 +162,7 @@ def test_the_step_is_never_blocked_by_a_silent_peer(engines):
         admit(d, each, f"d{index}")
         started = time.monotonic()
         received += d.step().received
-        assert time.monotonic() - started < 0.1
+        assert time.monotonic() - started < 1.0
     deadline = time.monotonic() + 20
     while len(received) < 8 and time.monotonic() < deadline:
         received += d.step().received
