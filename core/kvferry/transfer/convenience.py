@@ -194,7 +194,8 @@ class TransferEngine:
         end = memory.address + memory.length_bytes
         with self._lock:
             for whole, region in self._registered:
-                if whole.address <= memory.address and end <= whole.address + whole.length_bytes:
+                inside = whole.address <= memory.address and end <= whole.address + whole.length_bytes
+                if inside and whole.kind == memory.kind:
                     return region, memory.address - whole.address
         raise InvalidArgumentError(
             f"the buffer of {memory.length_bytes} bytes at {memory.address:#x} is not part of registered "

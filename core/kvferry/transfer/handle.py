@@ -17,11 +17,12 @@ _SETTLE_MARGIN_S = 5.0
 
 
 class Transfer:
-    """A plan under way; made by `Engine.submit`. It always settles, at the latest at its deadline.
+    """A plan under way; made by `Engine.submit` and `Engine.execute`.
 
-    Local memory belongs to the transfer until it is settled. Thread-safe; may be awaited by several tasks and
-    event loops. `await transfer` raises the error of a failed transfer and returns the transfer otherwise;
-    `wait` and `wait_async` only tell whether it is settled.
+    It always settles, at the latest at its deadline. Local memory belongs to the transfer until it is
+    settled. Thread-safe; may be awaited by several tasks and event loops. `await transfer` raises the error
+    of a failed transfer and returns the transfer otherwise; `wait` and `wait_async` only tell whether it is
+    settled.
     """
 
     def __init__(self, native: _native.Transfer, plan: _native.Plan, timeout_s: float) -> None:

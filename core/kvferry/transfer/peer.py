@@ -9,6 +9,7 @@ from kvferry.errors import KVFerryError, NotFoundError
 
 class Peer:
     """Another engine, as of one control connection; made by `Engine.connect` or found by `Engine.peer`.
+    `Engine.self_peer` is the engine itself.
 
     Outlives the loss of the connection: then `alive` is false, `error` says why, and transfers fail. A
     restarted engine is a new peer with another `node_id`. Thread-safe. Two objects are equal if they stand

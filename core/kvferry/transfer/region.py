@@ -51,12 +51,12 @@ class Region:
 
     @property
     def access(self) -> str:
-        """What peers may do: "r", "w" or "rw"."""
+        """What peers, and for a file our own transfers, may do: "r", "w" or "rw"."""
         return self._info.access
 
     @property
     def kind(self) -> str:
-        """What it is: "host" (memory) or "file"."""
+        """What it is: memory of "host", "cuda", "hip" or "ascend", or a "file"."""
         return self._info.kind
 
     @property
