@@ -13,6 +13,8 @@ SignalHook::SignalHook(std::function<void()> came) : came_(std::move(came)) { ho
 
 SignalHook::~SignalHook() { hook_of_thread = nullptr; }
 
+bool SignalHook::lives() { return hook_of_thread != nullptr; }
+
 void SignalHook::call() {
   if (hook_of_thread != nullptr) (*hook_of_thread)();
 }

@@ -227,11 +227,12 @@ Status wait_for(int fd, short events, const Wait& wait) {
   const bool looks = wait.link_timeout.count() > 0;
   bool looked_dead = false;
   for (;;) {
-    const Deadline next = looks ? sooner(wait.deadline, deadline_in(kLinkLook)) : wait.deadline;
+    const bool sleeps_through = !looks && !SignalHook::lives();
+    const Deadline next = sleeps_through ? wait.deadline : sooner(wait.deadline, deadline_in(kLinkLook));
     std::array<pollfd, 2> pollers{pollfd{fd, events, 0}, pollfd{interrupt_fd, POLLIN, 0}};
     const int ready = ::poll(pollers.data(), pollers.size(), poll_timeout_ms(next));
     if (ready < 0 && errno != EINTR) return errno_status(Code::kInternal, "poll", errno);
-    if (ready < 0) SignalHook::call();
+    if (ready <= 0) SignalHook::call();
     if (ready > 0 && pollers[1].revents != 0) return {Code::kCancelled, "interrupted"};
     if (ready > 0 && (pollers[0].revents & POLLNVAL) != 0) return {Code::kInternal, "poll on a closed descriptor"};
     if (ready > 0) return {};

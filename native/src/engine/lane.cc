@@ -57,6 +57,12 @@ bool Lane::ensure_rail() {
 
 void Lane::move() {
   const std::shared_ptr<TransferImpl> transfer = slice_.transfer;  // its stop flag is looked at below
+  if (expired(transfer->deadline())) {                             // sooner than the keeper noticed
+    const Status late{Code::kDeadlineExceeded, "the time allowed for the transfer ran out"};
+    slice_.results.assign(slice_.batch.runs.size(), late);
+    pool_.finish(index_, late);
+    return;
+  }
   slice_.results.assign(slice_.batch.runs.size(), Status());
   const Status status =
       rail_->execute(slice_.batch, slice_.results, try_deadline(transfer->deadline()), transfer->stop_flag());
