@@ -256,6 +256,8 @@ TEST(Engine, CountsWhatItDoes) {
   Pair pair(options_for({"tcp"}));
   ASSERT_OK(run(*pair.a, pair.peer, {pair.piece(0, 0, 1000), pair.piece(5000, 9000, 500)}, Op::kRead));
   ASSERT_OK(run(*pair.a, pair.peer, {pair.piece(0, 0, 300)}, Op::kWrite));
+  // The owner counts what it has sent, and we may have it by then.
+  EXPECT_TRUE(eventually([&] { return pair.b->counters()["served_read_bytes"] == 1500; }));
   auto here = pair.a->counters(), there = pair.b->counters();
   EXPECT_EQ(here["read_bytes"], 1500u);
   EXPECT_EQ(here["written_bytes"], 300u);

@@ -55,8 +55,8 @@ TEST(FrameHeader, MalformedFieldsAreRefused) {
   EXPECT_NE(decode_with(0, 'G').message().find("speaks something else"), std::string::npos);
   EXPECT_NE(decode_with(4, 2).message().find("wire version 2, this build speaks 1"), std::string::npos);
   EXPECT_EQ(decode_with(5, 0).code(), Code::kProtocolError);
-  EXPECT_EQ(decode_with(5, static_cast<int>(FrameType::kArena) + 1).code(), Code::kProtocolError);
-  EXPECT_EQ(decode_with(6, 2).code(), Code::kProtocolError);
+  EXPECT_EQ(decode_with(5, static_cast<int>(FrameType::kFenced) + 1).code(), Code::kProtocolError);
+  EXPECT_EQ(decode_with(6, 4).code(), Code::kProtocolError);
   EXPECT_EQ(decode_with(7, 1).code(), Code::kProtocolError);
   EXPECT_EQ(decode_with(11, 0x7f).code(), Code::kProtocolError);
 }
@@ -67,7 +67,7 @@ TEST(FrameHeader, FlagsAreOnlyAllowedWhereTheyMeanSomething) {
 }
 
 TEST(FrameHeader, EveryTypeHasANameAndABodyCapThatFitsTheGlobalOne) {
-  for (int type = 1; type <= static_cast<int>(FrameType::kArena); ++type) {
+  for (int type = 1; type <= static_cast<int>(FrameType::kFenced); ++type) {
     const auto known = static_cast<FrameType>(type);
     EXPECT_NE(frame_type_name(known), "UNKNOWN") << type;
     EXPECT_LE(max_body_bytes(known), kMaxBodyBytes);

@@ -128,10 +128,10 @@ TEST_F(RegionTableFixture, ReadOnlyMemoryMayNotBeOfferedForWriting) {
 
 TEST_F(RegionTableFixture, OtherKindsAreRefusedByName) {
   RegionSource bad = source();
-  bad.kind = MemoryKind::kCuda;
+  bad.kind = MemoryKind::kDax;
   const auto status = table.add(bad).status();
   EXPECT_EQ(status.code(), Code::kUnsupported);
-  EXPECT_NE(status.message().find("'cuda'"), std::string::npos) << status.message();
+  EXPECT_NE(status.message().find("'dax'"), std::string::npos) << status.message();
 }
 
 TEST_F(RegionTableFixture, BadArgumentsAreRefused) {
