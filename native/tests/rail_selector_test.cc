@@ -160,5 +160,21 @@ TEST(SelectorOfOne, ThePathOfALonelyTransportIsSetAsideAtTheSecondBreak) {
   EXPECT_EQ(selector.switches(), 0u);
 }
 
+// Both lanes of the only path break at once and are back at once: the path must not count as set aside for ever.
+TEST(SelectorOfOne, ASuccessWhileThePathIsSetAsideIsAskedForAgain) {
+  FakeTransport only("only", {""}, 2);
+  Counters counters;
+  RailSelector selector({&only}, {}, counters);
+  selector.report_failure(0, kBroken);
+  selector.report_failure(0, kBroken);
+  ASSERT_TRUE(selector.open(0, RailSelector::kNoRank, deadline_in(milliseconds(100))).ok());
+  EXPECT_FALSE(selector.report_success(0));
+  EXPECT_TRUE(selector.rails()[0].set_aside);
+  std::this_thread::sleep_for(milliseconds(1100));
+  EXPECT_TRUE(selector.report_success(0));
+  EXPECT_FALSE(selector.rails()[0].set_aside);
+  EXPECT_EQ(selector.rails()[0].recoveries, 1u);
+}
+
 }  // namespace
 }  // namespace kvferry

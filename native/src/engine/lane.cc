@@ -70,7 +70,7 @@ void Lane::move() {
   pool_.selector_.moved(rank_, slice_.moved_bytes());
   pool_.finish(index_, status);
   if (status.ok()) {
-    if (std::exchange(unproven_, false)) pool_.selector_.report_success(rank_);
+    if (unproven_) unproven_ = !pool_.selector_.report_success(rank_);
     return;
   }
   if (!stopped) {

@@ -35,7 +35,7 @@ class Lane {
   std::unique_ptr<Rail> rail_;
   std::size_t rank_ = RailSelector::kNoRank;
   Slice slice_;
-  bool unproven_ = true;                 // nothing moved over the rail yet: the first success is news
+  bool unproven_ = true;                 // that the rail works is still news to the selector
   Clock::time_point not_before_{};       // do not try to open a rail earlier
   Clock::time_point no_probe_before_{};  // nor, with a rail at hand, a better one
 };

@@ -217,13 +217,14 @@ void RailSelector::report_failure(std::size_t rank, const Status& why) {
             {{"peer", peer_.node_id.to_string()}, {"rail", name}, {"ms", aside.count()}, {"reason", why}});
 }
 
-void RailSelector::report_success(std::size_t rank) {
+bool RailSelector::report_success(std::size_t rank) {
   std::string name;
   {
     std::lock_guard lock(mutex_);
     Rank& entry = ranks_[rank];
     entry.failures_in_a_row = 0;
-    if (entry.backoff.count() == 0 || blocked(entry)) return;
+    if (entry.backoff.count() == 0) return true;
+    if (blocked(entry)) return false;
     entry.backoff = milliseconds(0);
     entry.reason = Status();
     ++entry.recoveries;
@@ -232,6 +233,7 @@ void RailSelector::report_success(std::size_t rank) {
   }
   counters_.add(Counters::kRailRecoveries);
   log_event(LogLevel::kInfo, "rail_recovered", {{"peer", peer_.node_id.to_string()}, {"rail", name}});
+  return true;
 }
 
 void RailSelector::moved(std::size_t rank, std::uint64_t bytes) {

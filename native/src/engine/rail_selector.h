@@ -38,7 +38,8 @@ class RailSelector {
   Result<Opened> open(std::size_t lane, std::size_t current, Deadline deadline);
   void released(std::size_t rank);                           // a rail from open() was destroyed
   void report_failure(std::size_t rank, const Status& why);  // a rail broke in use
-  void report_success(std::size_t rank);                     // the first after open()
+  // The first after open(). False: the path is still set aside (others broke on it), so report the next one as well.
+  bool report_success(std::size_t rank);
   void moved(std::size_t rank, std::uint64_t bytes);
 
   std::uint64_t switches() const;  // how often traffic moved to another transport or path
