@@ -155,6 +155,26 @@ TEST_P(DeviceTransfer, DeadlineAndCancelEndCopiesBeforeMemoryIsFree) {
   EXPECT_OK(far_->unregister(far.region.key, kPatience));
 }
 
+// Nobody asks the driver again what an address is: after a fault of the device it calls none its own, and to read the
+// device's memory as if it were the host's would end the process.
+TEST(DeviceMemory, StaysWhatItIsWhenTheDriverBreaks) {
+  EngineOptions options = options_for({"tcp"});
+  options.checksum = true;
+  const auto near = make_engine(options), far = make_engine(options);
+  ASSERT_TRUE(near && far);
+  Memory device(*near, MemoryKind::kCuda, 1);
+  const Buffer host = register_buffer(*far, kLength, 2);
+  const auto peer = connect(*near, *far);
+  ASSERT_TRUE(peer);
+  ::setenv("FAKE_DEVICE_FAIL", "cuPointerGetAttribute", 1);
+  for (const Op op : {Op::kRead, Op::kWrite}) {
+    EXPECT_OK(run(*near, peer, {{device.region.key.id, host.region.key.id, 3, 5, 100000}}, op));
+  }
+  ::unsetenv("FAKE_DEVICE_FAIL");
+  EXPECT_TRUE(std::equal(host.bytes.begin() + 5, host.bytes.begin() + 100005, device.read().begin() + 3));
+  EXPECT_OK(near->unregister(device.region.key, kPatience));
+}
+
 TEST(DeviceMemory, IsRegisteredOnlyAsWhatItIs) {
   const auto engine = make_engine();
   const auto driver = device_driver(MemoryKind::kCuda);

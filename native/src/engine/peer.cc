@@ -52,8 +52,7 @@ class PeerImpl::DeviceLanes final : public PlanTarget {
  public:
   DeviceLanes(PeerImpl* peer, const std::vector<Transport*>& transports)
       : core_(peer->core_.get()),
-        lanes_(transports, context_of(*core_, peer->identity_, peer), core_->options, core_->counters,
-               hooks_of(peer, core_)) {}
+        lanes_(transports, device_context(peer), core_->options, core_->counters, hooks_of(peer, core_)) {}
 
   static std::unique_ptr<DeviceLanes> make(PeerImpl* peer) {
     const std::vector<Transport*> transports = reaching_devices(peer->core_->ranked_transports());
@@ -63,6 +62,14 @@ class PeerImpl::DeviceLanes final : public PlanTarget {
   LanePool& lanes() override { return lanes_; }
 
  private:
+  static PeerContext device_context(PeerImpl* peer) {
+    PeerContext context = context_of(*peer->core_, peer->identity_, peer);
+    context.place_of = [table = &peer->core_->regions](const std::byte* data, std::uint64_t length) {
+      return table->place_of(data, length);
+    };
+    return context;
+  }
+
   EngineCore* const core_;
   LanePool lanes_;
 };

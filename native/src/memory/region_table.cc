@@ -207,6 +207,15 @@ RegionTable::Pin RegionTable::pin_covering(const std::byte* begin, std::uint64_t
   return {};
 }
 
+MemoryPlace RegionTable::place_of(const std::byte* begin, std::uint64_t length) const {
+  if (!has_device_memory()) return {};
+  const std::lock_guard lock(mutex_);
+  for (const Slot& slot : slots_) {
+    if (slot.region && slot.region->place.is_device() && slot.region->covers(begin, length)) return slot.region->place;
+  }
+  return {};
+}
+
 Result<RegionTable::Pin> RegionTable::pin_for_peer(RegionKey key, std::uint64_t offset, std::uint64_t length,
                                                    Op op) const {
   KVF_ASSIGN_OR_RETURN(Pin pinned, pin(key));

@@ -75,6 +75,8 @@ class RegionTable {
   Result<Pin> pin_for_peer(RegionKey key, std::uint64_t offset, std::uint64_t length, Op op) const;
   // A region of host memory that holds the range; the pin is not held if there is none.
   Pin pin_covering(const std::byte* begin, std::uint64_t length) const;
+  // Where the memory of a region that holds the range lies, hidden ones included; the host's if there is none.
+  MemoryPlace place_of(const std::byte* begin, std::uint64_t length) const;
   // By id, whichever generation lives there now, for our own user's pieces.
   Result<RegionInfo> find(std::uint32_t id) const;
   std::vector<RegionInfo> list() const;  // by id

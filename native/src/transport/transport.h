@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "base/socket.h"
+#include "device/driver.h"
 #include "kvferry/endpoint.h"
 #include "kvferry/node_id.h"
 #include "kvferry/status.h"
@@ -90,6 +91,9 @@ struct PeerContext {
   // Makes the peer end a data connection of ours. OK: nothing that was sent over it will be written any more. By
   // number, as the connection's request ids have it. Thread-safe; outlives the rails.
   std::function<Status(std::uint32_t connection, Deadline deadline)> fence;
+  // Where registered memory of ours lies, as found out when it was registered; none: all of it is the host's. A driver
+  // that broke since cannot turn memory of an accelerator into memory of the host. Thread-safe; outlives the rails.
+  std::function<MemoryPlace(const std::byte* data, std::uint64_t length)> place_of;
   const Interrupt* stop = nullptr;  // set when the engine closes: ends the opening of rails
   Path path{};                      // for open_rail(): the one of paths() to take
 };

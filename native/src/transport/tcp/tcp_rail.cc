@@ -64,9 +64,13 @@ Status TcpRail::pipeline(const Batch& batch, std::span<Status> results, const Wa
   }
 }
 
+MemoryPlace TcpRail::place_of(const std::byte* data, std::uint64_t length) const {
+  return connection_.place_of ? connection_.place_of(data, length) : MemoryPlace();
+}
+
 void TcpRail::add_local(std::byte* data, std::uint64_t length) {
   segments_.push_back({data, length});
-  mixed_.add(data, length, known_place(data));
+  mixed_.add(data, length, place_of(data, length));
 }
 
 Status TcpRail::send_request(const Batch& batch, TcpRequest* request, const Wait& wait,
@@ -81,7 +85,8 @@ Status TcpRail::send_request(const Batch& batch, TcpRequest* request, const Wait
     std::byte* const data = request->local[i];
     add_local(data, length);
     if (!checksum_) continue;
-    KVF_ASSIGN_OR_RETURN(const std::uint32_t sum, mixed_.checksum(data, length, known_place(data), wait, cancelled));
+    KVF_ASSIGN_OR_RETURN(const std::uint32_t sum,
+                         mixed_.checksum(data, length, place_of(data, length), wait, cancelled));
     checksums_.push_back(sum);
   }
   ByteWriter writer = begin_frame(std::move(head_));
@@ -158,8 +163,9 @@ Status TcpRail::verify(const TcpRequest& request, const Wait& wait, const std::a
     const wire::PieceResult& reply = read_data_.results[i];
     if (reply.code != Code::kOk) continue;
     std::byte* const data = request.local[i];
+    const std::uint64_t length = request.pieces[i].length;
     KVF_ASSIGN_OR_RETURN(const std::uint32_t sum,
-                         mixed_.checksum(data, request.pieces[i].length, known_place(data), wait, cancelled));
+                         mixed_.checksum(data, length, place_of(data, length), wait, cancelled));
     if (sum != reply.crc32c) {
       return {Code::kDataCorrupt, "checksum of region " + std::to_string(request.pieces[i].region.id) + ", offset " +
                                       std::to_string(request.pieces[i].offset) + " is wrong"};

@@ -27,7 +27,8 @@ class TcpRail final : public Rail {
     Endpoint endpoint;         // for messages
     std::uint32_t number = 0;  // unique among those of this node, not 0
     std::function<Status(std::uint32_t connection, Deadline deadline)> fence;
-    milliseconds link_timeout{0};  // see Wait
+    milliseconds link_timeout{0};                                                      // see Wait
+    std::function<MemoryPlace(const std::byte* data, std::uint64_t length)> place_of;  // see PeerContext
   };
   TcpRail(Connection connection, bool checksum);
 
@@ -50,6 +51,7 @@ class TcpRail final : public Rail {
                            const Wait& wait, const std::atomic<bool>& cancelled);
   Status receive_write_ack(const FrameReader::View& frame, const TcpRequest& request, std::span<Status> results);
   Status verify(const TcpRequest& request, const Wait& wait, const std::atomic<bool>& cancelled);
+  MemoryPlace place_of(const std::byte* data, std::uint64_t length) const;
   void add_local(std::byte* data, std::uint64_t length);
   Status fence();
 

@@ -32,8 +32,8 @@ Result<std::unique_ptr<Rail>> TcpTransport::open_rail(const PeerContext& peer, D
   const auto ack = greet(channel, local_, peer.node_id, wire::Purpose::kTcpData, wait);
   if (!ack.ok()) return ack.status().with_context("data connection to " + path.to.to_string());
   KVF_ASSIGN_OR_RETURN(Interrupt interrupt, Interrupt::create());
-  TcpRail::Connection connection{std::move(channel), std::move(interrupt), path.to,
-                                 ++last_connection_, peer.fence,           options_.link_timeout};
+  TcpRail::Connection connection{std::move(channel), std::move(interrupt),  path.to,      ++last_connection_,
+                                 peer.fence,         options_.link_timeout, peer.place_of};
   return std::unique_ptr<Rail>(std::make_unique<TcpRail>(std::move(connection), options_.checksum));
 }
 
