@@ -138,6 +138,20 @@ TEST_F(PlanTest, AnEmptyPlanHasOneEmptySlice) {
   EXPECT_EQ((*plan)->pieces(), 1u);
 }
 
+// Two regions may lie side by side in memory: where one ends and the next begins, a run ends, too.
+TEST_F(PlanTest, RunsNeverCrossRegionsThoughAPieceOfNoBytesComesBetween) {
+  std::vector<std::byte> both(8192);
+  const RegionInfo first = *table_.add({both.data(), 4096, "first", kRemoteRead, MemoryKind::kHost, 0, 0});
+  const RegionInfo second = *table_.add({both.data() + 4096, 4096, "second", kRemoteRead, MemoryKind::kHost, 0, 0});
+  const std::vector<Piece> pieces{
+      {first.key.id, 7, 0, 0, 4096}, {second.key.id, 7, 0, 4096, 0}, {second.key.id, 7, 0, 4096, 4096}};
+  const auto plan = PlanImpl::build(target(), pieces, Op::kRead);
+  ASSERT_TRUE(plan.ok());
+  EXPECT_EQ((*plan)->runs(), 2u);
+  ASSERT_EQ((*plan)->run_list().size(), 2u);
+  EXPECT_EQ((*plan)->run_list()[1].local, both.data() + 4096);
+}
+
 TEST_F(PlanTest, BlocksMeanTheSameAsPieces) {
   const std::vector<std::int32_t> here{5, 0, 9, 3}, there{8, 2, 3, 15};
   const std::vector<std::uint64_t> layers{0, 1u << 20};

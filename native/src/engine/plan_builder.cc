@@ -76,6 +76,10 @@ void PlanBuilder::append(std::byte* local, RegionKey remote, std::uint64_t remot
 }
 
 void PlanBuilder::add(std::byte* local, RegionKey remote, std::uint64_t remote_offset, std::uint64_t length) {
+  if (length == 0) {  // moves nothing; that its region is the next one's, too, must not be forgotten
+    ++place_;
+    return;
+  }
   bool joins = adjoins(local, remote, remote_offset);
   if (!joins) ++plan_->merged_runs_;
   while (length > 0) {
