@@ -11,6 +11,7 @@
 #include <thread>
 
 #include "base/deadline.h"
+#include "child_process.h"
 #include "engine_fixture.h"
 #include "process_state.h"
 #include "proxy.h"
@@ -226,6 +227,32 @@ TEST(Lifetime, AForkedChildDoesNotDisturbItsParentsEngine) {
             0);
   EXPECT_OK(pair.peer->refresh(kPatience));
   EXPECT_OK(run(*pair.near, pair.peer, {pair.everything()}, Op::kRead));
+}
+
+// The rails' interrupts are descriptors, which a child shares with its parent.
+TEST(Lifetime, AForkedChildCannotCancelItsParentsTransfers) {
+  ChildProcess owner(4096, "foreign", "tcp");
+  ASSERT_TRUE(owner.running());
+  const auto engine = make_engine(options_for({"tcp"}));
+  const Buffer local = register_buffer(*engine, 4096, 1);
+  const auto peer = engine->connect(owner.endpoint(), owner.node_id(), kPatience);
+  ASSERT_TRUE(peer.ok()) << peer.status().to_string();
+  const std::vector<Piece> pieces{{local.region.key.id, (*peer)->regions().at(0).key.id, 0, 0, 4096}};
+  ASSERT_OK(run(*engine, *peer, pieces, Op::kRead));
+  owner.signal(SIGSTOP);
+  const auto transfer = start(*engine, *peer, pieces, Op::kRead);
+  ASSERT_TRUE(transfer.ok());
+  std::this_thread::sleep_for(milliseconds(100));  // until its request is under way; if it is not, all the better
+  EXPECT_EQ(exit_code_of_child([&] {
+              (*transfer)->cancel();
+              return 0;
+            }),
+            0);
+  std::this_thread::sleep_for(milliseconds(200));
+  EXPECT_EQ(engine->counters()["rail_failures_total"], 0u);
+  owner.signal(SIGCONT);
+  ASSERT_TRUE((*transfer)->wait(kPatience));
+  EXPECT_OK((*transfer)->status());
 }
 
 TEST(Lifetime, ClosingEndsTheOpeningOfARail) {

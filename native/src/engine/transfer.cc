@@ -28,7 +28,7 @@ bool TransferImpl::wait(milliseconds timeout) {
 }
 
 void TransferImpl::cancel() {
-  if (settled()) return;
+  if (settled() || fork_count() != forks_) return;  // a child's would wake the parent's rails, if it got their locks
   plan().peer()->lanes().abort(shared_from_this(), {Code::kCancelled, "the transfer was cancelled by its owner"});
 }
 

@@ -10,6 +10,7 @@
 #include <utility>
 #include <vector>
 
+#include "base/fork_count.h"
 #include "base/unique_fd.h"
 #include "engine/plan.h"
 #include "kvferry/engine.h"
@@ -81,6 +82,7 @@ class TransferImpl final : public Transfer, public std::enable_shared_from_this<
   std::vector<Status> collect_piece_status() const;
 
   Order order_;
+  const std::uint64_t forks_ = fork_count();
 
   std::atomic<bool> stop_{false};
   std::size_t next_slice_ = 0;        // of the plan's; guarded by the pool's mutex, as are those below
