@@ -6,7 +6,8 @@
 
 namespace kvferry {
 
-// Beyond the room of all, each sender still has its share: together at most as much again.
+// Beyond the room of all, each sender still has its share. The shares shrink as senders come, so n of them that fill
+// the room one after the other have at most 1 + 1/2 + ... + 1/n times as much waiting.
 bool Inbox::has_room_locked(const Backlog& sender, std::size_t body_bytes) const {
   if (queue_.size() < kMaxMessages && bytes_ + body_bytes <= kMaxBytes) return true;
   const std::size_t senders = backlogs_.size();  // this one included
