@@ -39,9 +39,9 @@ kvf_code kvf_engine_create(const kvf_options* options, kvf_engine** engine) {
 
 void kvf_engine_free(kvf_engine* engine) { delete engine; }
 
-const char* kvf_engine_endpoint(const kvf_engine* engine) { return engine->endpoint.c_str(); }
+const char* kvf_engine_endpoint(const kvf_engine* engine) { return missing(engine) ? "" : engine->endpoint.c_str(); }
 
-const char* kvf_engine_node_id(const kvf_engine* engine) { return engine->node_id.c_str(); }
+const char* kvf_engine_node_id(const kvf_engine* engine) { return missing(engine) ? "" : engine->node_id.c_str(); }
 
 kvf_code kvf_register(kvf_engine* engine, void* data, uint64_t length, const char* name, unsigned access,
                       kvf_region* region) {
@@ -104,11 +104,11 @@ kvf_code kvf_next_message(kvf_engine* engine, int64_t timeout_ms, kvf_message** 
   });
 }
 
-uint64_t kvf_message_peer(const kvf_message* message) { return message->message.peer; }
+uint64_t kvf_message_peer(const kvf_message* message) { return missing(message) ? 0 : message->message.peer; }
 
 const void* kvf_message_body(const kvf_message* message, size_t* length) {
-  if (length != nullptr) *length = message->message.body.size();
-  return message->message.body.data();
+  if (length != nullptr) *length = missing(message) ? 0 : message->message.body.size();
+  return missing(message) ? nullptr : message->message.body.data();
 }
 
 void kvf_message_free(kvf_message* message) { delete message; }

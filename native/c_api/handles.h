@@ -1,8 +1,10 @@
 // What the opaque handles of kvferry.h hold, and how a Status reaches a C caller.
 #pragma once
 
+#include <exception>
 #include <memory>
 #include <new>
+#include <stdexcept>
 #include <string>
 
 #include "kvferry/engine.h"
@@ -40,13 +42,18 @@ namespace kvferry::c_api {
 kvf_code report(const Status& status);
 kvf_code report(Code code, std::string message);
 
-// Runs `body` (returning kvf_code); memory that cannot be had is an error like others, since C cannot catch.
+// Runs `body` (returning kvf_code). C cannot catch: memory that cannot be had, and whatever else the C++ library
+// throws, is an error like others.
 template <typename Body>
 kvf_code guarded(const Body& body) {
   try {
     return body();
   } catch (const std::bad_alloc&) {
     return report(Status(Code::kResourceExhausted, "out of memory"));
+  } catch (const std::length_error&) {
+    return report(Status(Code::kInvalidArgument, "a count or length is larger than memory can be"));
+  } catch (const std::exception& error) {
+    return report(Status(Code::kInternal, error.what()));
   }
 }
 

@@ -58,15 +58,23 @@ kvf_code kvf_connect(kvf_engine* engine, const char* endpoint, const char* expec
 
 void kvf_peer_free(kvf_peer* peer) { delete peer; }
 
-void kvf_peer_close(kvf_peer* peer) { peer->peer->close(); }
+void kvf_peer_close(kvf_peer* peer) {
+  if (missing(peer)) return;
+  (void)guarded([&] {
+    peer->peer->close();
+    return KVF_OK;
+  });
+}
 
-uint64_t kvf_peer_handle(const kvf_peer* peer) { return peer->peer->handle(); }
+uint64_t kvf_peer_handle(const kvf_peer* peer) { return missing(peer) ? 0 : peer->peer->handle(); }
 
 kvf_code kvf_peer_status(const kvf_peer* peer) {
+  if (missing(peer)) return missing_argument("kvf_peer_status");
   return guarded([&] { return report(peer->peer->status()); });
 }
 
 kvf_code kvf_peer_refresh(kvf_peer* peer, int64_t timeout_ms) {
+  if (missing(peer)) return missing_argument("kvf_peer_refresh");
   return guarded([&] { return report(peer->peer->refresh(milliseconds(timeout_ms))); });
 }
 
@@ -84,9 +92,15 @@ kvf_code kvf_peer_region(const kvf_peer* peer, const char* name, kvf_region* reg
 }
 
 size_t kvf_peer_metadata(const kvf_peer* peer, void* buffer, size_t capacity) {
-  const std::string metadata = peer->peer->metadata();
-  std::copy_n(metadata.data(), std::min(capacity, metadata.size()), static_cast<char*>(buffer));
-  return metadata.size();
+  if (missing(peer)) return 0;
+  std::size_t length = 0;
+  (void)guarded([&] {
+    const std::string metadata = peer->peer->metadata();
+    length = metadata.size();
+    if (!missing(buffer)) std::copy_n(metadata.data(), std::min(capacity, length), static_cast<char*>(buffer));
+    return KVF_OK;
+  });
+  return length;
 }
 
 kvf_code kvf_prepare(kvf_engine* engine, const kvf_peer* peer, kvf_op op, const kvf_piece* pieces, size_t count,
@@ -108,9 +122,9 @@ kvf_code kvf_prepare(kvf_engine* engine, const kvf_peer* peer, kvf_op op, const 
   });
 }
 
-uint64_t kvf_plan_bytes(const kvf_plan* plan) { return plan->plan->bytes(); }
+uint64_t kvf_plan_bytes(const kvf_plan* plan) { return missing(plan) ? 0 : plan->plan->bytes(); }
 
-size_t kvf_plan_runs(const kvf_plan* plan) { return plan->plan->runs(); }
+size_t kvf_plan_runs(const kvf_plan* plan) { return missing(plan) ? 0 : plan->plan->runs(); }
 
 void kvf_plan_free(kvf_plan* plan) { delete plan; }
 
@@ -142,19 +156,24 @@ kvf_code kvf_execute(kvf_engine* engine, const kvf_plan* plan, const kvf_submit_
 }
 
 kvf_code kvf_transfer_wait(kvf_transfer* transfer, int64_t timeout_ms) {
+  if (missing(transfer)) return missing_argument("kvf_transfer_wait");
   return guarded([&] {
     if (transfer->transfer->wait(milliseconds(timeout_ms))) return KVF_OK;
     return report(Code::kDeadlineExceeded, "the transfer is not settled after " + std::to_string(timeout_ms) + " ms");
   });
 }
 
-int kvf_transfer_settled(const kvf_transfer* transfer) { return transfer->transfer->settled() ? 1 : 0; }
+int kvf_transfer_settled(const kvf_transfer* transfer) {
+  return !missing(transfer) && transfer->transfer->settled() ? 1 : 0;
+}
 
 kvf_code kvf_transfer_status(const kvf_transfer* transfer) {
+  if (missing(transfer)) return missing_argument("kvf_transfer_status");
   return guarded([&] { return report(transfer->transfer->status()); });
 }
 
 kvf_code kvf_transfer_piece_codes(const kvf_transfer* transfer, kvf_code* codes, size_t count) {
+  if (missing(transfer) || (missing(codes) && count > 0)) return missing_argument("kvf_transfer_piece_codes");
   return guarded([&] {
     const std::vector<Status> pieces = transfer->transfer->piece_status();
     if (count != pieces.size()) {
@@ -167,9 +186,15 @@ kvf_code kvf_transfer_piece_codes(const kvf_transfer* transfer, kvf_code* codes,
   });
 }
 
-void kvf_transfer_cancel(kvf_transfer* transfer) { transfer->transfer->cancel(); }
+void kvf_transfer_cancel(kvf_transfer* transfer) {
+  if (missing(transfer)) return;
+  (void)guarded([&] {
+    transfer->transfer->cancel();
+    return KVF_OK;
+  });
+}
 
-int kvf_transfer_event_fd(kvf_transfer* transfer) { return transfer->transfer->event_fd(); }
+int kvf_transfer_event_fd(kvf_transfer* transfer) { return missing(transfer) ? -1 : transfer->transfer->event_fd(); }
 
 void kvf_transfer_free(kvf_transfer* transfer) { delete transfer; }
 

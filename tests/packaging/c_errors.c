@@ -61,6 +61,9 @@ static void check_transfers(void) {
   kvf_piece piece = {buffer.id, found.id, 0, 0, 4097};
   FAILS(kvf_prepare(reader, peer, KVF_READ, &piece, 1, &plan), KVF_OUT_OF_RANGE, "4097");
   piece.length = 4096;
+  FAILS(kvf_prepare(reader, peer, KVF_READ, &piece, (size_t)-1, &plan), KVF_INVALID_ARGUMENT, "count");
+  FAILS(kvf_transfer_piece_codes(transfer, NULL, 1), KVF_INVALID_ARGUMENT, "NULL");
+  CHECK(kvf_peer_metadata(peer, NULL, 0) == 5 && kvf_peer_metadata(peer, NULL, 9) == 5);
   FAILS(kvf_prepare(reader, peer, KVF_WRITE, &piece, 1, &plan), KVF_PERMISSION_DENIED, "region");
   CHECK(kvf_prepare(reader, peer, KVF_READ, &piece, 1, &plan) == KVF_OK);
   CHECK(kvf_plan_bytes(plan) == 4096 && kvf_plan_runs(plan) == 1);
@@ -101,10 +104,35 @@ static void check_transfers(void) {
   kvf_engine_free(owner);
 }
 
+static void check_null_handles(void) {
+  kvf_code code = KVF_OK;
+  char byte = 0;
+  size_t length = 1;
+  CHECK(strcmp(kvf_engine_endpoint(NULL), "") == 0 && strcmp(kvf_engine_node_id(NULL), "") == 0);
+  FAILS(kvf_peer_status(NULL), KVF_INVALID_ARGUMENT, "kvf_peer_status");
+  FAILS(kvf_peer_refresh(NULL, 1), KVF_INVALID_ARGUMENT, "kvf_peer_refresh");
+  FAILS(kvf_transfer_wait(NULL, 1), KVF_INVALID_ARGUMENT, "kvf_transfer_wait");
+  FAILS(kvf_transfer_status(NULL), KVF_INVALID_ARGUMENT, "kvf_transfer_status");
+  FAILS(kvf_transfer_piece_codes(NULL, &code, 1), KVF_INVALID_ARGUMENT, "kvf_transfer_piece_codes");
+  CHECK(kvf_peer_handle(NULL) == 0 && kvf_peer_metadata(NULL, &byte, 1) == 0);
+  CHECK(kvf_plan_bytes(NULL) == 0 && kvf_plan_runs(NULL) == 0);
+  CHECK(kvf_transfer_settled(NULL) == 0 && kvf_transfer_event_fd(NULL) == -1);
+  CHECK(kvf_message_peer(NULL) == 0 && kvf_message_body(NULL, &length) == NULL && length == 0);
+  kvf_peer_close(NULL);
+  kvf_transfer_cancel(NULL);
+  kvf_engine_free(NULL);
+  kvf_peer_free(NULL);
+  kvf_plan_free(NULL);
+  kvf_transfer_free(NULL);
+  kvf_message_free(NULL);
+  kvf_options_free(NULL);
+}
+
 int main(void) {
   CHECK(strcmp(kvf_code_name(KVF_PEER_LOST), "peer_lost") == 0);
   CHECK(strcmp(kvf_code_name((kvf_code)99), "unknown") == 0);
   FAILS(kvf_engine_create(NULL, NULL), KVF_INVALID_ARGUMENT, "NULL");
+  check_null_handles();
   check_options();
   check_transfers();
   puts("all checks hold");
