@@ -366,7 +366,7 @@ class PeerStats:
     @property
     def rail_switches(self) -> int:
         """
-        How often traffic moved to another transport.
+        How often traffic moved to another transport or rail, or back.
         """
     @property
     def rails(self) -> list[RailStats]:

@@ -263,7 +263,7 @@ METRICS: tuple[Metric, ...] = (
     Metric(
         "kvferry_transfer_rail_switches_total",
         Kind.COUNTER,
-        "How often a peer's traffic moved to another transport.",
+        "How often a peer's traffic moved to another transport or rail, or back.",
         ("peer",),
     ),
     Metric("kvferry_transfer_open_rails", Kind.GAUGE, "Rails open now.", ("peer", "transport")),

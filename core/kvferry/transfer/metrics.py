@@ -12,7 +12,8 @@ from kvferry.transfer.engine import Engine
 class TransferMetrics:
     """The metrics of one engine, read from it at each export. Thread-safe.
 
-    A peer is named by its endpoint. Its series end when its connection does; a new connection starts from
+    A peer is named by its endpoint, and the engine itself, once it moved something to or from a file or
+    within its memory, "self". A peer's series end when its connection does; a new connection starts from
     zero, which Prometheus takes for a restart.
 
         metrics = TransferMetrics(engine)
@@ -31,13 +32,15 @@ class TransferMetrics:
             if name in names:
                 name = f"{name}#{peer.handle}"  # a second connection to the same node
             names.add(name)
-            stats = peer.stats()
-            yield from _of_peer(name, stats)
-            for transport in stats.by_transport:
-                yield from _of_transport(name, transport)
+            yield from _of_peer(name, peer.stats())
+        ourselves = self._engine.self_peer.stats()
+        if ourselves.by_transport:
+            yield from _of_peer("self", ourselves)
 
 
 def _of_peer(peer: str, stats: PeerStats) -> Iterator[Sample]:
+    for transport in stats.by_transport:
+        yield from _of_transport(peer, transport)
     yield Sample("kvferry_transfer_rail_switches_total", (peer,), stats.rail_switches)
     yield Sample("kvferry_transfer_unsettled", (peer,), stats.unsettled_transfers)
     yield Sample("kvferry_transfer_queued_slices", (peer,), stats.queued_slices)

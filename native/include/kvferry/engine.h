@@ -103,7 +103,7 @@ struct RailStats {   // one way to a peer: a transport, for tcp with a pair of a
 struct PeerStats {
   std::string transport;  // the one in use: "shm" or "tcp"; "file", "local" to ourselves; "" before the first transfer
   std::uint64_t bytes_read = 0, bytes_written = 0, pieces = 0, failed_pieces = 0, retried_slices = 0;
-  std::uint64_t rail_switches = 0;           // traffic moved to another transport
+  std::uint64_t rail_switches = 0;           // traffic moved to another transport or rail
   std::uint64_t unsettled_transfers = 0;     // now: submitted, not settled
   std::uint64_t queued_slices = 0;           // now: of these, waiting for a rail
   std::vector<TransportStats> by_transport;  // those used so far; transfers that no rail ever took are in none

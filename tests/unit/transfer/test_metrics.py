@@ -60,3 +60,14 @@ def test_two_connections_to_one_node_are_told_apart():
         first, second = near.connect(far.endpoint), near.connect(far.endpoint)
         assert first.handle != second.handle
         assert len(values(TransferMetrics(near).registry, "kvferry_transfer_unsettled")) == 2
+
+
+def test_files_and_copies_of_the_engine_itself_are_exported():
+    with Engine(options("tcp")) as engine:
+        registry = TransferMetrics(engine).registry
+        assert values(registry, "kvferry_transfer_unsettled") == {}
+        near, far = (engine.allocate(4096, name=name, access="rw") for name in ("near", "far"))
+        plan = engine.prepare(engine.self_peer, pieces((near.id, far.id, 0, 0, 4096)), "write")
+        engine.execute(plan).raise_if_failed()
+        assert values(registry, "kvferry_transfer_transfers_total") == {'{peer="self",transport="local"}': 1}
+        assert values(registry, "kvferry_transfer_unsettled") == {'{peer="self"}': 0}
