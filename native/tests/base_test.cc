@@ -66,6 +66,7 @@ TEST(NodeId, RoundTripsAndRefusesOtherText) {
   EXPECT_FALSE(NodeId::parse(std::string(31, 'a')).ok());
   EXPECT_FALSE(NodeId::parse(std::string(33, 'a')).ok());
   EXPECT_FALSE(NodeId::parse(std::string(32, 'g')).ok());
+  EXPECT_FALSE(NodeId::parse(std::string(32, '0')).ok());  // nil means "whoever answers" to connect()
 }
 
 TEST(NodeId, RandomOnesDifferAndAreNotNil) {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 import threading
 from collections.abc import Iterable, Sequence
 from types import TracebackType
@@ -182,7 +183,7 @@ class TransferEngine:
         op: Op = "read" if isinstance(src, Remote) else "write"
         remote, buffer = (src, dst) if isinstance(src, Remote) else (dst, src)
         memory = memory_of(buffer)
-        length = min(remote.length_bytes, memory.length_bytes) if size is None else size
+        length = min(remote.length_bytes, memory.length_bytes) if size is None else operator.index(size)
         if not 0 <= length <= memory.length_bytes:
             raise InvalidArgumentError(
                 f"size {length} is outside of the buffer, which has {memory.length_bytes} bytes"

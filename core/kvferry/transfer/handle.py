@@ -9,7 +9,7 @@ from typing import Any
 
 from kvferry import _native
 from kvferry._native import TransferStages
-from kvferry.errors import KVFerryError
+from kvferry.errors import DeadlineExceededError, KVFerryError
 from kvferry.transfer._waiting import wait_in_slices
 
 # A transfer settles at its deadline, plus the time its threads need to notice.
@@ -68,7 +68,9 @@ class Transfer:
         return self._settle().__await__()
 
     async def _settle(self) -> Transfer:
-        await self.wait_async()
+        if not await self.wait_async():
+            late = f"{_SETTLE_MARGIN_S:g} s after its deadline"
+            raise DeadlineExceededError(f"{self!r} is not over {late}; it goes on")
         self.raise_if_failed()
         return self
 

@@ -113,6 +113,9 @@ struct EndpointParser {
   }
 
   static Result<Endpoint> plain(std::string_view text) {
+    if (text.find("://") != std::string_view::npos) {
+      return bad(text, "an endpoint is no URL: write host:port, as in 127.0.0.1:8000");
+    }
     const std::size_t colon = text.rfind(':');
     if (colon == std::string_view::npos) return bad(text, "a port is missing, as in 127.0.0.1:8000 (0: any free port)");
     std::string_view host = text.substr(0, colon);

@@ -35,6 +35,7 @@ Result<NodeId> NodeId::parse(std::string_view hex) {
     if (high < 0 || low < 0) return {Code::kInvalidArgument, "a node id has only hex digits"};
     id.bytes[i] = static_cast<std::uint8_t>(high * 16 + low);
   }
+  if (id.is_nil()) return {Code::kInvalidArgument, "a node id of zeros is nobody's"};
   return id;
 }
 

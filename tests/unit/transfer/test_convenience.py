@@ -101,6 +101,8 @@ def test_mistakes_are_named(pair):
         user.transfer(there, there)
     with pytest.raises(InvalidArgumentError, match="65"):
         user.transfer(there, ours, 65)
+    with pytest.raises(TypeError):
+        user.transfer(there, ours, 1.5)
     with pytest.raises(InvalidArgumentError, match="leaves region 'cache'"):
         there.at(65)
     with pytest.raises(OutOfRangeError):

@@ -158,6 +158,13 @@ def test_connect_refuses_another_node_naming_both(pair):
 def test_connect_refuses_a_malformed_node_id(pair):
     with pytest.raises(InvalidArgumentError, match="32"):
         pair.client.connect(pair.server.endpoint, expected="not hex")
+    with pytest.raises(InvalidArgumentError, match="zeros"):  # not "whoever answers"
+        pair.client.connect(pair.server.endpoint, expected="0" * 32)
+
+
+def test_endpoint_says_that_it_is_no_url():
+    with pytest.raises(InvalidArgumentError, match="no URL"):
+        Endpoint("http://127.0.0.1:8000")
 
 
 def test_connect_to_nobody_fails_within_the_timeout():

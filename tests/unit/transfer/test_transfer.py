@@ -156,6 +156,15 @@ async def test_await_lets_the_loop_run_and_raises_what_failed(hanging):
     ticker.cancel()
 
 
+async def test_await_does_not_pass_for_success_while_the_transfer_goes_on(hanging, monkeypatch):
+    monkeypatch.setattr("kvferry.transfer.handle._SETTLE_MARGIN_S", -29.9)  # of 30 s
+    transfer = hanging()
+    with pytest.raises(DeadlineExceededError, match="goes on"):
+        await transfer
+    transfer.cancel()
+    assert transfer.wait(5.0)
+
+
 async def test_wait_async_gives_up_after_its_timeout(hanging):
     transfer = hanging()
     assert await transfer.wait_async(0.05) is False

@@ -2,6 +2,9 @@ from __future__ import annotations
 
 import time
 
+import pytest
+
+from kvferry.errors import InvalidArgumentError
 from kvferry.transfer._waiting import wait_in_slices
 
 
@@ -33,3 +36,8 @@ def test_wait_in_slices_never_waits_longer_than_allowed():
 
 def test_wait_in_slices_stops_when_told_to_give_up():
     assert wait_in_slices(lambda _slice: None, 60.0, give_up=lambda: True) is None
+
+
+def test_wait_in_slices_refuses_a_time_that_never_ends():
+    with pytest.raises(InvalidArgumentError, match="nan"):
+        wait_in_slices(lambda _slice: None, float("nan"))
