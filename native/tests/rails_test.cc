@@ -144,6 +144,7 @@ TEST(LocalRails, ThatCannotBeAreRefusedWithTheReason) {
   EXPECT_EQ(refusal(with_rails({"eth0", "10.0.0.1"})), "rails: 10.0.0.1 is listed twice");
   EXPECT_EQ(refusal(with_rails({"eth0"}, {"eth1"})),
             "rails: 10.0.0.1 is on interface eth0, which is not among `device`");
+  EXPECT_EQ(refusal(with_rails({}, {"eth7"})), "device: 'eth7' is neither an interface of this host nor an IP address");
   EXPECT_EQ(refusal(with_rails({"eth1"}), "[fd00::1]:0"),
             "rails: interface eth1 has no IPv6 address; give one, or name another interface");
   EXPECT_EQ(refusal(with_rails(std::vector<std::string>(9, "eth0"))), "rails: 9 are given; at most 8 are possible");

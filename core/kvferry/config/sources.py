@@ -157,7 +157,8 @@ def _add(layer: Layer, entry: Entry) -> None:
             return
         source = f"{entry.source} ({entry.key}={entry.value})"
         entry = Entry("transfer.transports", list(transports), source, False)
-    if any(other.key == entry.key for other in layer.entries):
-        layer.problems.append(f"{entry.key} is set twice in {entry.source}")
+    if (other := next((other for other in layer.entries if other.key == entry.key), None)) is not None:
+        also = "" if other.source == entry.source else f" and {other.source}"
+        layer.problems.append(f"{entry.key} is set twice in {entry.source}{also}")
         return
     layer.entries.append(entry)

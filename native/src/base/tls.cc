@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
+#include <system_error>
 
 #include "base/socket.h"
 
@@ -61,6 +62,9 @@ unsigned long take_error(const TlsLibrary& library) {
 std::string reason_of(const TlsLibrary& library, unsigned long error) {
   const char* const reason = library.ERR_reason_error_string(error);
   if (reason != nullptr) return reason;
+  if ((error & openssl::kSystemError) != 0) {
+    return std::system_category().message(static_cast<int>(error & ~openssl::kSystemError));
+  }
   return "OpenSSL error " + std::to_string(error & openssl::kReasonMask);
 }
 

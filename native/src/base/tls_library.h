@@ -29,7 +29,8 @@ inline constexpr int kErrorNone = 0, kErrorSsl = 1, kErrorWantRead = 2, kErrorWa
                      kErrorZeroReturn = 6;
 inline constexpr int kBioGetKtlsSend = 73, kBioGetKtlsRecv = 76;
 inline constexpr unsigned long kReasonMask = 0x7fffff, kWrongVersionNumber = 267;
-inline constexpr unsigned long kAlertReasons = 1000;  // reasons above it: an alert that the peer sent
+inline constexpr unsigned long kSystemError = 0x80000000;  // the rest is an errno
+inline constexpr unsigned long kAlertReasons = 1000;       // reasons above it: an alert that the peer sent
 
 using PskClient = unsigned (*)(OpenSslSession*, const char* hint, char* identity, unsigned max_identity,
                                unsigned char* psk, unsigned max_psk);

@@ -39,7 +39,7 @@ Result<Endpoint> address_of(const Nic& nic, const Endpoint& bind) {
   }
   if (!found.empty()) return address(found);
   const char* const family = bind.family() == Endpoint::Family::kIPv6 ? "IPv6" : "IPv4";
-  return bad("rails: interface " + nic.name + " has no " + family + " address; give one, or name another interface");
+  return bad("interface " + nic.name + " has no " + family + " address; give one, or name another interface");
 }
 
 Result<LocalRail> resolve(const std::string& name, const Endpoint& bind, const Topology& machine) {
@@ -52,10 +52,10 @@ Result<LocalRail> resolve(const std::string& name, const Endpoint& bind, const T
     KVF_ASSIGN_OR_RETURN(rail.endpoint, address_of(*nic, bind));
   } else {
     const auto given = address(name);
-    if (!given.ok()) return bad("rails: '" + name + "' is neither an interface of this host nor an IP address");
+    if (!given.ok()) return bad("'" + name + "' is neither an interface of this host nor an IP address");
     rail.endpoint = *given;
     nic = nic_of(machine, rail.endpoint.host());
-    if (nic == nullptr) return bad("rails: no interface of this host has the address " + name);
+    if (nic == nullptr) return bad("no interface of this host has the address " + name);
   }
   rail.nic = nic->name;
   rail.speed_mbit = nic->speed_mbit;
@@ -70,31 +70,34 @@ Status check_rail(const LocalRail& rail, const EngineOptions& options, const std
   const std::string& host = rail.endpoint.host();
   const auto& allowed = options.device;
   if (!allowed.empty() && std::find(allowed.begin(), allowed.end(), rail.nic) == allowed.end()) {
-    return bad("rails: " + host + " is on interface " + rail.nic + ", which is not among `device`");
+    return bad(host + " is on interface " + rail.nic + ", which is not among `device`");
   }
   if (std::any_of(earlier.begin(), earlier.end(),
                   [&](const LocalRail& one) { return one.endpoint == rail.endpoint; })) {
-    return bad("rails: " + host + " is listed twice");
+    return bad(host + " is listed twice");
   }
   if (rail.endpoint.is_loopback() || !options.cluster_secret.empty()) return {};
-  return bad("rails: " + host + " is reachable from other hosts: set cluster_secret (at least " +
-             std::to_string(kMinSecretBytes) + " bytes)");
+  return bad(host + " is reachable from other hosts: set cluster_secret (at least " + std::to_string(kMinSecretBytes) +
+             " bytes)");
 }
 
 }  // namespace
 
 Result<std::vector<LocalRail>> local_rails(const EngineOptions& options, const Endpoint& bind,
                                            const Topology& machine) {
-  const std::vector<std::string>& names = options.rails.empty() ? options.device : options.rails;
+  const bool by_device = options.rails.empty();
+  const std::vector<std::string>& names = by_device ? options.device : options.rails;
+  const std::string option = by_device ? "device: " : "rails: ";  // the one to correct
   if (names.size() > kMaxRails) {
-    return bad("rails: " + std::to_string(names.size()) + " are given; at most " + std::to_string(kMaxRails) +
+    return bad(option + std::to_string(names.size()) + " are given; at most " + std::to_string(kMaxRails) +
                " are possible");
   }
   std::vector<LocalRail> rails;
   for (const std::string& name : names) {
-    KVF_ASSIGN_OR_RETURN(LocalRail rail, resolve(name, bind, machine));
-    KVF_RETURN_IF_ERROR(check_rail(rail, options, rails));
-    rails.push_back(std::move(rail));
+    Result<LocalRail> rail = resolve(name, bind, machine);
+    const Status status = rail.ok() ? check_rail(*rail, options, rails) : rail.status();
+    if (!status.ok()) return bad(option + status.message());
+    rails.push_back(std::move(*rail));
   }
   if (options.numa_aware && options.preferred_numa_node >= 0) {
     std::stable_partition(rails.begin(), rails.end(),

@@ -141,6 +141,8 @@ def test_unknown_protocol_and_contradicting_alias_are_refused() -> None:
         load_config({"protocol": "rdma"}, environ={})
     with pytest.raises(ConfigError, match=r"transfer\.transports is set twice in argument"):
         load_config({"protocol": "tcp", "transfer": {"transports": ["shm"]}}, environ={})
+    with pytest.raises(ConfigError, match="KVFERRY_TRANSFER_TRANSPORTS and environment KVFERRY_PROTOCOL"):
+        load_config(environ={"KVFERRY_PROTOCOL": "tcp", "KVFERRY_TRANSFER_TRANSPORTS": "shm"})
 
 
 def test_variables_injected_by_kubernetes_are_ignored() -> None:
