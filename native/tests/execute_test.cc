@@ -107,6 +107,18 @@ TEST_P(Execute, ABorrowedRailThatBreaksIsReplaced) {
   EXPECT_EQ(pair.a->counters()["rail_failures_total"], 1u);
 }
 
+TEST_P(Execute, WithoutTimeItFailsAndBlamesNoRail) {
+  Pair pair(options_for({GetParam()}));
+  const auto plan = pair.plan(4096);
+  EXPECT_OK(pair.execute(plan)->status());
+  SubmitOptions hurried;
+  hurried.timeout = milliseconds(0);
+  EXPECT_EQ(pair.execute(plan, hurried)->status().code(), Code::kDeadlineExceeded);
+  const PeerStats stats = pair.peer->stats();
+  ASSERT_EQ(stats.by_transport.size(), 1u);
+  EXPECT_EQ(stats.by_transport[0].rail_failures, 0u);
+}
+
 // From the second call on every execute() of a rail hangs; the caller has borrowed it.
 class BorrowedHang : public ::testing::Test {
  protected:

@@ -60,7 +60,7 @@ void Lane::move() {
   if (expired(transfer->deadline())) {                             // sooner than the keeper noticed
     const Status late{Code::kDeadlineExceeded, "the time allowed for the transfer ran out"};
     slice_.results.assign(slice_.batch.runs.size(), late);
-    pool_.finish(index_, late);
+    pool_.finish(index_, late, false);
     return;
   }
   slice_.results.assign(slice_.batch.runs.size(), Status());
@@ -68,7 +68,7 @@ void Lane::move() {
       rail_->execute(slice_.batch, slice_.results, try_deadline(transfer->deadline()), transfer->stop_flag());
   const bool stopped = transfer->stop_flag().load();
   pool_.selector_.moved(rank_, slice_.moved_bytes());
-  pool_.finish(index_, status);
+  pool_.finish(index_, status, !status.ok());
   if (status.ok()) {
     if (unproven_) unproven_ = !pool_.selector_.report_success(rank_);
     return;

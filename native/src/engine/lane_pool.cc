@@ -180,7 +180,7 @@ bool LanePool::record_results_locked(Slice* slice, const Status& rail_status) {
   return retry;
 }
 
-void LanePool::finish(std::size_t lane, const Status& rail_status) {
+void LanePool::finish(std::size_t lane, const Status& outcome, bool rail_broke) {
   std::shared_ptr<TransferImpl> drained;
   Post& post = *posts_[lane];
   Slice& slice = *post.lane.slice();
@@ -194,8 +194,8 @@ void LanePool::finish(std::size_t lane, const Status& rail_status) {
     post.rail = nullptr;
     post.transfer = nullptr;
     traffic_.slice_moved(transport, slice.batch.op, bytes);
-    if (!rail_status.ok()) traffic_.rail_failed(transport);
-    if (record_results_locked(&slice, rail_status)) {
+    if (rail_broke) traffic_.rail_failed(transport);
+    if (record_results_locked(&slice, outcome)) {
       traffic_.slice_retried(transport);
       counters_.add(Counters::kRetriedSlices);
       queue_.push_rest(std::move(slice));

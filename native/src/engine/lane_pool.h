@@ -66,8 +66,9 @@ class LanePool {
   // For lanes. All take the mutex.
   bool wait_for_work(std::size_t lane, Clock::time_point not_before);  // false: stop
   bool take(std::size_t lane);                                         // into the lane's slice
-  void finish(std::size_t lane, const Status& rail_status);            // of the lane's slice
-  void fail_queued(std::size_t lane, const Status& no_rail);           // unless another lane has a rail
+  // Of the lane's slice. Not OK: as execute() says it, or the rail was not even asked (then it did not break).
+  void finish(std::size_t lane, const Status& outcome, bool rail_broke);
+  void fail_queued(std::size_t lane, const Status& no_rail);  // unless another lane has a rail
   void rail_opened(std::size_t lane);
   void rail_closed(std::size_t lane);
 
