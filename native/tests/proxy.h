@@ -34,12 +34,12 @@ class Proxy {
     stop_.emplace(std::move(stop).value());
     listener_ = std::move(fd).value();
     endpoint_ = *local_endpoint(listener_.get());
-    threads_.emplace_back([this] { accept(); });
+    acceptor_ = std::thread([this] { accept(); });
   }
   ~Proxy() {
     stop_->set();
-    threads_.front().join();
-    for (std::size_t i = 1; i < threads_.size(); ++i) threads_[i].join();
+    acceptor_.join();  // first: it adds to the others
+    for (std::thread& thread : threads_) thread.join();
   }
   const Endpoint& endpoint() const { return endpoint_; }
 
@@ -134,8 +134,9 @@ class Proxy {
   std::shared_ptr<Line> victim_line_;
   std::atomic<std::size_t> held_{0};
   std::atomic<bool> released_{false}, delivered_{false}, deaf_{false};
-  std::vector<UniqueFd> silent_;  // the accepting thread's
-  std::vector<std::thread> threads_;
+  std::vector<UniqueFd> silent_;      // the acceptor's, as are the next
+  std::vector<std::thread> threads_;  // that forward
+  std::thread acceptor_;
 };
 
 }  // namespace kvferry::testing
