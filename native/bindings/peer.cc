@@ -51,7 +51,8 @@ void bind_peer_stats(py::module_& module) {
       .def_readonly("pieces", &PeerStats::pieces)
       .def_readonly("failed_pieces", &PeerStats::failed_pieces)
       .def_readonly("retried_slices", &PeerStats::retried_slices)
-      .def_readonly("rail_switches", &PeerStats::rail_switches, "How often traffic moved to another transport or rail, or back.")
+      .def_readonly("rail_switches", &PeerStats::rail_switches,
+                    "How often traffic moved to another transport or rail, or back.")
       .def_readonly("unsettled_transfers", &PeerStats::unsettled_transfers, "Now.")
       .def_readonly("queued_slices", &PeerStats::queued_slices, "Parts of these that wait for a rail now.")
       .def_readonly("by_transport", &PeerStats::by_transport, "Those used so far.")

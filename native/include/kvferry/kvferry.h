@@ -3,8 +3,8 @@
  * Every function that can fail returns a kvf_code; kvf_error_message() then says what happened, to whom, and what to
  * do. Handles are thread-safe; each is freed once, by the function named after it, in any order: a peer, plan or
  * transfer may outlive its engine, its calls then fail with KVF_CANCELLED. A NULL handle is KVF_INVALID_ARGUMENT, or 0,
- * "" or nothing where no code is returned; an event descriptor is then -1. Times are milliseconds. Nothing here throws or
- * ends the process. The same engine for C++: kvferry/engine.h. Example: examples/c/move_blocks.c. */
+ * "" or nothing where no code is returned; an event descriptor is then -1. Times are milliseconds. Nothing here throws
+ * or ends the process. The same engine for C++: kvferry/engine.h. Example: examples/c/move_blocks.c. */
 #pragma once
 
 #include <stddef.h>

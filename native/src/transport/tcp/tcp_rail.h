@@ -27,7 +27,7 @@ class TcpRail final : public Rail {
     Endpoint endpoint;         // for messages
     std::uint32_t number = 0;  // unique among those of this node, not 0
     std::function<Status(std::uint32_t connection, Deadline deadline)> fence;
-    milliseconds link_timeout{0};                                                      // see Wait
+    milliseconds link_timeout{0};                                                        // see Wait
     std::function<MemoryPlace(const std::byte* data, std::uint64_t length)> place_of{};  // see PeerContext
   };
   TcpRail(Connection connection, bool checksum);
