@@ -147,7 +147,6 @@ TEST_F(PlanTest, RunsNeverCrossRegionsThoughAPieceOfNoBytesComesBetween) {
       {first.key.id, 7, 0, 0, 4096}, {second.key.id, 7, 0, 4096, 0}, {second.key.id, 7, 0, 4096, 4096}};
   const auto plan = PlanImpl::build(target(), pieces, Op::kRead);
   ASSERT_TRUE(plan.ok());
-  EXPECT_EQ((*plan)->runs(), 2u);
   ASSERT_EQ((*plan)->run_list().size(), 2u);
   EXPECT_EQ((*plan)->run_list()[1].local, both.data() + 4096);
 }

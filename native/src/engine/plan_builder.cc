@@ -76,12 +76,12 @@ void PlanBuilder::append(std::byte* local, RegionKey remote, std::uint64_t remot
 }
 
 void PlanBuilder::add(std::byte* local, RegionKey remote, std::uint64_t remote_offset, std::uint64_t length) {
-  if (length == 0) {  // moves nothing; that its region is the next one's, too, must not be forgotten
+  bool joins = adjoins(local, remote, remote_offset);
+  if (!joins) ++plan_->merged_runs_;
+  if (length == 0) {  // moves nothing: its region is still fresh for the next piece
     ++place_;
     return;
   }
-  bool joins = adjoins(local, remote, remote_offset);
-  if (!joins) ++plan_->merged_runs_;
   while (length > 0) {
     std::uint64_t room = limit_ - std::min(limit_, slice_.bytes);
     const bool full = !joins && plan_->runs_.size() - slice_.first_run >= kMaxRunsPerSlice;
