@@ -3,26 +3,16 @@
 from __future__ import annotations
 
 import ipaddress
-import socket
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from _engines import move, options, pattern, pieces
+from _engines import ipv6_works, move, options, pattern, pieces
 from kvferry.errors import InvalidArgumentError
 from kvferry.transfer import Endpoint, Engine
 
 _ZONES = st.none() | st.text("abcdefghijklmnopqrstuvwxyz0123456789-._", min_size=1, max_size=15)
-
-
-def ipv6_works() -> bool:
-    try:
-        with socket.socket(socket.AF_INET6) as probe:
-            probe.bind(("::1", 0))
-    except OSError:
-        return False
-    return True
 
 
 @given(address=st.ip_addresses(), port=st.integers(0, 65535))

@@ -8,7 +8,7 @@ import time
 import numpy as np
 import pytest
 
-from _engines import Child, engine_pair, options, pattern, pieces
+from _engines import Child, engine_pair, options, pieces, wired_pair
 from kvferry.errors import DeadlineExceededError, InvalidArgumentError, StaleError
 from kvferry.transfer import Engine
 
@@ -18,12 +18,8 @@ SIZE = 1 << 20
 @pytest.fixture(params=["tcp", "shm"])
 def wired(request):
     """(pair, local array, remote array, a plan that reads all of it)"""
-    with engine_pair(request.param) as pair:
-        far, near = pattern(SIZE, 1), np.zeros(SIZE, dtype=np.uint8)
-        there = pair.server.register(far, name="m", access="rw")
-        here = pair.client.register(near, name="m", access="rw")
-        pair.peer.refresh()
-        yield pair, near, far, pair.client.prepare(pair.peer, pieces((here.id, there.id, 0, 0, SIZE)), "read")
+    with wired_pair(request.param, SIZE) as (pair, near, far, rows):
+        yield pair, near, far, pair.client.prepare(pair.peer, rows, "read")
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ import time
 import numpy as np
 import pytest
 
-from _engines import engine_pair, move, pattern, pieces
+from _engines import engine_pair, move, pattern, pieces, wired_pair
 from kvferry.errors import CancelledError, DeadlineExceededError, NotFoundError, StaleError
 
 SIZE = 1 << 20
@@ -16,12 +16,8 @@ SIZE = 1 << 20
 @pytest.fixture(params=["tcp", "shm"])
 def wired(request):
     """A pair with one region at each end: (pair, local array, remote array, one whole piece)."""
-    with engine_pair(request.param) as pair:
-        far, near = pattern(SIZE, 1), np.zeros(SIZE, dtype=np.uint8)
-        there = pair.server.register(far, name="m", access="rw")
-        here = pair.client.register(near, name="m", access="rw")
-        pair.peer.refresh()
-        yield pair, near, far, pieces((here.id, there.id, 0, 0, SIZE))
+    with wired_pair(request.param, SIZE) as parts:
+        yield parts
 
 
 @pytest.fixture
