@@ -366,6 +366,10 @@ def test_repeated_tls_records_deliver_nothing_twice(library: str) -> None:
         Engine(options("tcp", cluster_secret=SECRET, tls=True)) as client,
     ):
         peer = client.connect(relay.endpoint)
+        client.send(peer, b"before")  # when it is there, nothing of the handshake is under way any more
+        before = server.next_message(timeout_s=10)
+        assert before is not None
+        assert before.body == b"before"
         repeat.set()
         client.send(peer, b"once")
         assert server.next_message(timeout_s=10).body == b"once"
