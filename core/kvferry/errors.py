@@ -115,6 +115,12 @@ class DataCorruptError(KVFerryError):
     code = "data_corrupt"
 
 
+class ConflictError(KVFerryError):
+    """Other bytes are stored under that key already, and objects are written once."""
+
+    code = "conflict"
+
+
 class InternalError(KVFerryError):
     """A bug in KVFerry; please report it with the message."""
 

@@ -12,7 +12,7 @@ thread_local Status last_error;
 static_assert(static_cast<int>(Code::kInvalidArgument) == KVF_INVALID_ARGUMENT);
 static_assert(static_cast<int>(Code::kStale) == KVF_STALE);
 static_assert(static_cast<int>(Code::kCancelled) == KVF_CANCELLED);
-static_assert(static_cast<int>(Code::kInternal) == KVF_INTERNAL, "kvferry.h lists the codes in another order");
+static_assert(static_cast<int>(Code::kConflict) == KVF_CONFLICT, "kvferry.h lists the codes in another order");
 
 }  // namespace
 

@@ -40,10 +40,10 @@ TEST(Status, OkIsEmptyAndErrorsCarryCodeAndText) {
 
 TEST(Status, EveryCodeHasItsOwnName) {
   std::set<std::string_view> names;
-  for (std::uint8_t code = 0; code <= static_cast<std::uint8_t>(Code::kInternal); ++code) {
+  for (std::uint8_t code = 0; code <= static_cast<std::uint8_t>(Code::kConflict); ++code) {
     names.insert(code_name(static_cast<Code>(code)));
   }
-  EXPECT_EQ(names.size(), static_cast<std::size_t>(Code::kInternal) + 1);
+  EXPECT_EQ(names.size(), static_cast<std::size_t>(Code::kConflict) + 1);
   EXPECT_EQ(names.count("unknown"), 0U);
   EXPECT_EQ(code_name(static_cast<Code>(200)), "unknown");
 }

@@ -35,7 +35,8 @@ typedef enum kvf_code { /* the meanings are those of kvferry::Code in kvferry/st
                         KVF_RESOURCE_EXHAUSTED = 13,
                         KVF_UNSUPPORTED = 14,
                         KVF_DATA_CORRUPT = 15,
-                        KVF_INTERNAL = 16
+                        KVF_INTERNAL = 16,
+                        KVF_CONFLICT = 17
 } kvf_code;
 
 typedef enum kvf_op { KVF_READ = 1, KVF_WRITE = 2 } kvf_op; /* seen from the caller: read = remote to local */

@@ -31,6 +31,7 @@ enum class Code : std::uint8_t {
   kUnsupported,        // asked for something that this build, host or pair cannot do
   kDataCorrupt,        // bytes arrived but their checksum is wrong
   kInternal,           // a bug in KVFerry
+  kConflict,           // other bytes are stored under that key, and objects are written once
 };
 
 KVFERRY_API std::string_view code_name(Code code);

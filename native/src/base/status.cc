@@ -6,7 +6,7 @@
 namespace kvferry {
 namespace {
 
-constexpr std::array<std::string_view, 17> kCodeNames{"ok",
+constexpr std::array<std::string_view, 18> kCodeNames{"ok",
                                                       "invalid_argument",
                                                       "not_found",
                                                       "out_of_range",
@@ -22,7 +22,8 @@ constexpr std::array<std::string_view, 17> kCodeNames{"ok",
                                                       "resource_exhausted",
                                                       "unsupported",
                                                       "data_corrupt",
-                                                      "internal"};
+                                                      "internal",
+                                                      "conflict"};
 
 }  // namespace
 

@@ -10,7 +10,7 @@ void put_code(ByteWriter& writer, Code code) { writer.u8(static_cast<std::uint8_
 
 Code get_code(ByteReader& reader) {
   const std::uint8_t value = reader.u8();
-  if (value <= static_cast<std::uint8_t>(Code::kInternal)) return static_cast<Code>(value);
+  if (value <= static_cast<std::uint8_t>(Code::kConflict)) return static_cast<Code>(value);
   reader.fail("unknown status code " + std::to_string(value));
   return Code::kInternal;
 }
