@@ -64,7 +64,8 @@ def _dev_path() -> dict[str, str]:
 
 def _lint(_context: Context) -> list[Command]:
     tools = ensure_env("dev") / "bin"
-    cpp = sorted(str(file) for suffix in ("*.h", "*.cc") for file in NATIVE.rglob(suffix))
+    found = (file for suffix in ("*.h", "*.cc") for file in NATIVE.rglob(suffix))
+    cpp = sorted(str(file) for file in found if "third_party" not in file.parts)
     python = _present(_PYTHON_FOLDERS)
     return [
         Command("ruff check", [tools / "ruff", "check", *python]),

@@ -22,7 +22,7 @@ import lizard
 
 ROOT = Path(__file__).resolve().parents[2]
 SUFFIXES = {".py", ".pyi", ".h", ".cc"}
-SKIPPED = {"build", "dist", "__pycache__", "node_modules"}
+SKIPPED = {"build", "dist", "__pycache__", "node_modules", "third_party"}
 
 MAX_FILE_LINES = 600
 MAX_TEST_FILE_LINES = 800

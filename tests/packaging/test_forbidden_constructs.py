@@ -112,7 +112,8 @@ def test_no_unfinished_work_is_left() -> None:
     found = []
     for folder in (*FOLDERS, "native", "docs", "tests"):
         for path in sorted((ROOT / folder).rglob("*")):
-            if path.suffix in (".py", ".h", ".cc", ".md", ".txt", ".sh") and path != Path(__file__):
+            ours = path != Path(__file__) and "third_party" not in path.parts
+            if ours and path.suffix in (".py", ".h", ".cc", ".md", ".txt", ".sh"):
                 lines = path.read_text(encoding="utf-8").splitlines()
                 found += [f"{path}:{number}" for number, line in enumerate(lines, 1) if word.search(line)]
     assert not found, "\n".join(found)

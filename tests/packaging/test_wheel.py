@@ -65,7 +65,6 @@ def test_the_wheel_has_our_packages_and_nothing_else(built: Built) -> None:
         sources = {f"{base.name}/{path.relative_to(base)}" for path in base.rglob("*.py")}
         assert sources <= names, sources - names
     assert {"kvferry/py.typed", "kvferry_vllm/py.typed", "kvferry/_native.pyi"} <= names
-    assert any(name.endswith("LICENSE") for name in names)
     headers = {
         f"kvferry/sdk/include/kvferry/{path.name}" for path in (ROOT / "native/include/kvferry").iterdir()
     }
@@ -77,6 +76,11 @@ def test_the_wheel_has_our_packages_and_nothing_else(built: Built) -> None:
     assert junk == []
     assert not [name for name in names if re.search(r"(^|/)(tests?|__pycache__|build)/", name)]
     assert built.wheel.stat().st_size < MAX_WHEEL_BYTES
+
+
+def test_the_wheel_has_our_licence_and_those_of_what_is_compiled_in(built: Built) -> None:
+    licences = {name.partition("licenses/")[2] for name in built.wheel_files() if name.endswith("LICENSE")}
+    assert licences == {"LICENSE", "native/third_party/xxhash/LICENSE"}
 
 
 def test_the_wheel_states_entry_points_version_and_dependencies(built: Built) -> None:
@@ -104,6 +108,8 @@ def test_the_source_distribution_has_what_a_build_needs_and_no_junk(built: Built
         "pyproject.toml",
         "README.md",
         "LICENSE",
+        "native/third_party/xxhash/LICENSE",
+        "native/third_party/xxhash/xxhash.h",
         "native/CMakeLists.txt",
         "core/kvferry/errors.py",
     } <= set(names)

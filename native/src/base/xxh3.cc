@@ -1,0 +1,79 @@
+#include "base/xxh3.h"
+
+#include "base/xxh3_kernels.h"
+
+namespace kvferry {
+namespace {
+
+constexpr Xxh3Kernels kBaseline = KVF_XXH3_KERNELS;
+
+#if defined(__x86_64__)
+bool detect_avx2() { return __builtin_cpu_supports("avx2") != 0; }
+const Xxh3Kernels& kernels() { return xxh3_is_accelerated() ? kXxh3Avx2 : kBaseline; }
+#else
+const Xxh3Kernels& kernels() { return kBaseline; }
+#endif
+
+// Up to here XXH3 uses no vector instruction, and the call is short enough for an inlined one to matter.
+constexpr std::size_t kScalarBytes = 240;
+
+Hash128 from(XXH128_hash_t hash) { return {hash.low64, hash.high64}; }
+
+XXH3_state_t* as_state(std::byte* storage) { return reinterpret_cast<XXH3_state_t*>(storage); }
+const XXH3_state_t* as_state(const std::byte* storage) { return reinterpret_cast<const XXH3_state_t*>(storage); }
+
+}  // namespace
+
+std::array<std::uint8_t, 16> Hash128::bytes() const {
+  std::array<std::uint8_t, 16> out{};
+  for (std::size_t i = 0; i < 8; ++i) {
+    out[i] = static_cast<std::uint8_t>(high >> (56 - 8 * i));
+    out[8 + i] = static_cast<std::uint8_t>(low >> (56 - 8 * i));
+  }
+  return out;
+}
+
+std::uint64_t xxh3_64(ByteView bytes, std::uint64_t seed) {
+  if (bytes.size() <= kScalarBytes) return XXH3_64bits_withSeed(bytes.data(), bytes.size(), seed);
+  return kernels().hash_64(bytes.data(), bytes.size(), seed);
+}
+
+Hash128 xxh3_128(ByteView bytes, std::uint64_t seed) {
+  if (bytes.size() <= kScalarBytes) return from(XXH3_128bits_withSeed(bytes.data(), bytes.size(), seed));
+  return from(kernels().hash_128(bytes.data(), bytes.size(), seed));
+}
+
+Hash128 xxh3_128(ByteView bytes, const Xxh3Secret& secret) {
+  if (bytes.size() <= kScalarBytes) {
+    return from(XXH3_128bits_withSecret(bytes.data(), bytes.size(), secret.data(), secret.size()));
+  }
+  return from(kernels().hash_128_keyed(bytes.data(), bytes.size(), secret.data(), secret.size()));
+}
+
+Xxh3::Xxh3(std::uint64_t seed) : state_{} {
+  static_assert(sizeof(XXH3_state_t) <= kStateBytes && alignof(XXH3_state_t) <= 64);
+  XXH3_INITSTATE(as_state(state_.data()));
+  XXH3_128bits_reset_withSeed(as_state(state_.data()), seed);
+}
+
+void Xxh3::update(ByteView bytes) {
+  if (!bytes.empty()) kernels().update(as_state(state_.data()), bytes.data(), bytes.size());
+}
+
+std::uint64_t Xxh3::digest_64() const { return XXH3_64bits_digest(as_state(state_.data())); }
+Hash128 Xxh3::digest_128() const { return from(XXH3_128bits_digest(as_state(state_.data()))); }
+
+Hash128 xxh3_128_portable(ByteView bytes, std::uint64_t seed) {
+  return from(kBaseline.hash_128(bytes.data(), bytes.size(), seed));
+}
+
+bool xxh3_is_accelerated() {
+#if defined(__x86_64__)
+  static const bool accelerated = detect_avx2();
+  return accelerated;
+#else
+  return XXH_VECTOR != XXH_SCALAR;
+#endif
+}
+
+}  // namespace kvferry
