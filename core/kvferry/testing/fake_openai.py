@@ -9,6 +9,9 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import os
+import socket
+import weakref
 from collections.abc import Mapping
 from typing import Any
 
@@ -117,7 +120,7 @@ class FakeServer:
         )
 
     async def start(self) -> None:
-        """Listen; again on the same port after `kill` or `stop`."""
+        """Listen; again on the same port after `stop`."""
         app = web.Application(client_max_size=1 << 30)
         app.router.add_post("/v1/completions", self._serve)
         app.router.add_post("/v1/chat/completions", self._serve)
@@ -125,12 +128,22 @@ class FakeServer:
         app.router.add_get("/health", self._health)
         self._runner = web.AppRunner(app, handler_cancellation=True, access_log=None, shutdown_timeout=0.1)
         await self._runner.setup()
+        if self.port == 0:
+            self._keep_a_port()
         site = web.TCPSite(self._runner, self._host, self.port, reuse_address=True)
         await site.start()
-        self.port = self._runner.addresses[0][1]
+
+    def _keep_a_port(self) -> None:
+        """Bind a port for as long as this object lives, so that nobody else is found there after `stop`."""
+        family = socket.AF_INET6 if ":" in self._host else socket.AF_INET
+        with socket.socket(family, socket.SOCK_STREAM) as place:
+            place.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            place.bind((self._host, 0))
+            self.port = place.getsockname()[1]
+            weakref.finalize(self, os.close, place.detach())
 
     async def stop(self) -> None:
-        """Close the port and all connections."""
+        """Close all connections, and refuse new ones until the next `start`."""
         if self._runner is not None:
             runner, self._runner = self._runner, None
             for connection in list(runner.server.connections if runner.server else ()):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Awaitable
 from types import TracebackType
 from typing import Any
 
@@ -12,6 +14,8 @@ from kvferry.config.schema import RouterOptions
 from kvferry.router import RouterServer
 from kvferry.scheduling import Policy
 from kvferry.testing.fake_openai import FakeServer, Leases
+
+LONGEST_WAIT_S = 60.0  # for anything: what takes longer hangs
 
 
 class RouterCluster:
@@ -45,18 +49,20 @@ class RouterCluster:
         )
         self._router = RouterServer(options, policy=self._policy, release_lease=self.leases.release)
         await self._router.start()
-        await self._router.core.prober.first_round()
-        self._client = aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0))
+        await asyncio.wait_for(self._router.core.prober.first_round(), LONGEST_WAIT_S)
+        self._client = aiohttp.ClientSession(
+            connector=aiohttp.TCPConnector(limit=0), timeout=aiohttp.ClientTimeout(total=LONGEST_WAIT_S)
+        )
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Stop everything, without waiting for requests."""
-        await self.client.close()
-        await self.router.stop(0)
+        """Stop everything, without waiting for requests. `TimeoutError` names what does not end."""
+        await _within("the client's end", self.client.close())
+        await _within("the router's end", self.router.stop(0))
         for engine in (*self.prefill, *self.decode):
-            await engine.stop()
+            await _within("a fake engine's end", engine.stop())
 
     @property
     def router(self) -> RouterServer:
@@ -94,6 +100,13 @@ class RouterCluster:
     def metric(self, name: str, **labels: str) -> float:
         """Return a sample's present value; `name` without `kvferry_router_`."""
         return self.router.core.metrics.registry.value(f"kvferry_router_{name}", **labels)
+
+
+async def _within(what: str, ending: Awaitable[None]) -> None:
+    try:
+        await asyncio.wait_for(ending, LONGEST_WAIT_S)
+    except TimeoutError:
+        raise TimeoutError(f"{what} takes more than {LONGEST_WAIT_S:g} s") from None
 
 
 def request_body(**fields: Any) -> bytes:

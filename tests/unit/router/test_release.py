@@ -75,8 +75,8 @@ async def test_a_refused_request_frees_the_prefill_engines_blocks_at_once(
                 async with client.post(router.url + "/v1/completions", data=request_body()) as response:
                     assert response.status == 400
                 refused_at = time.monotonic()
-                while not producer.table.take_ended():
-                    assert time.monotonic() - refused_at < 1.0, f"lease {number} is still held"
+                while not producer.table.take_ended():  # its lease would end by itself after 30 s
+                    assert time.monotonic() - refused_at < 10.0, f"lease {number} is still held"
                     await asyncio.sleep(0.005)
         registry = router.core.metrics.registry
         labels = {"reason": "rejected", "outcome": "released"}

@@ -15,6 +15,9 @@ from kvferry_vllm.geometry import build_geometry, layer_memories
 from kvferry_vllm.scheduler import EngineFacts, SchedulerHalf
 from kvferry_vllm.worker import WorkerHalf
 
+LONG_BEFORE_S = 10.0  # a lease ends by itself after 30 s: what is freed sooner was given back
+SILENCE_S = 4.0  # whoever waits for a silent peer waits 5 s
+
 
 class Engine:
     """One vLLM engine with one worker."""
@@ -139,17 +142,16 @@ def test_abort_while_loading(engines, network):
     assert p.until(lambda ended: ended.sent).sent == {"p1"}
 
 
-def test_rejected_request_frees_the_prefill_engine_within_a_second(engines):
+def test_rejected_request_frees_the_prefill_engine_long_before_its_lease_ends(engines):
     p, d = engines
     asked = request("d1", PROMPT, prefill(p))
     d.scheduler.on_new_request(asked)
     d.step()
     p.step()
-    started = time.monotonic()
     d.scheduler.request_finished(asked, [])
     d.step()
-    p.until(lambda ended: ended.sent == {"p1"}, timeout_s=1.0)
-    assert time.monotonic() - started < 1.0
+    p.until(lambda ended: ended.sent == {"p1"}, timeout_s=LONG_BEFORE_S)
+    assert p.worker.take_stats()[1]["rejected"] == 1
 
 
 def test_the_step_is_never_blocked_by_a_silent_peer(engines):
@@ -162,7 +164,7 @@ def test_the_step_is_never_blocked_by_a_silent_peer(engines):
         admit(d, each, f"d{index}")
         started = time.monotonic()
         received += d.step().received
-        assert time.monotonic() - started < 1.0
+        assert time.monotonic() - started < SILENCE_S
     deadline = time.monotonic() + 20
     while len(received) < 8 and time.monotonic() < deadline:
         received += d.step().received
@@ -174,7 +176,7 @@ def test_an_engines_own_lease_is_given_back_without_a_connection(engines):
     p, _ = engines
     asked = request("d1", PROMPT, prefill(p))
     p.scheduler.on_new_request(asked)
-    assert p.until(lambda ended: ended.sent, timeout_s=1.0).sent == {"p1"}
+    assert p.until(lambda ended: ended.sent, timeout_s=LONG_BEFORE_S).sent == {"p1"}
     assert p.transfer.peers() == []
 
 
