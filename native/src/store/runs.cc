@@ -1,0 +1,97 @@
+#include "store/runs.h"
+
+#include <algorithm>
+
+#include "base/block_copy.h"
+#include "base/xxh3.h"
+
+namespace kvferry::store {
+namespace {
+
+// Small enough to be still in the cache when it is copied after it was digested.
+constexpr std::size_t kDigestChunk = 128u << 10;
+
+template <typename Runs>
+std::uint64_t sum(Runs runs) {
+  std::uint64_t total = 0;
+  for (const auto& run : runs) total += run.size();
+  return total;
+}
+
+// Calls visit(from, to, length) for each stretch that lies in one run on both sides, of at most `longest` bytes.
+template <typename Visit>
+void walk(ConstPieces from, Pieces to, std::size_t longest, Visit visit) {
+  std::size_t source = 0;
+  std::size_t target = 0;
+  std::size_t read = 0;
+  std::size_t written = 0;
+  while (source < from.size() && target < to.size()) {
+    const std::size_t length = std::min({from[source].size() - read, to[target].size() - written, longest});
+    if (length > 0) visit(from[source].data() + read, to[target].data() + written, length);
+    read += length;
+    written += length;
+    if (read == from[source].size()) ++source, read = 0;
+    if (target < to.size() && written == to[target].size()) ++target, written = 0;
+  }
+}
+
+ContentDigest as_content(const Hash128& hash) { return {hash.high, hash.low}; }
+
+template <typename Byte>
+std::vector<std::span<Byte>> cut_runs(std::span<const std::span<Byte>> runs, std::uint64_t offset,
+                                      std::uint64_t length) {
+  std::vector<std::span<Byte>> out;
+  for (const std::span<Byte> run : runs) {
+    if (length == 0) break;
+    if (offset >= run.size()) {
+      offset -= run.size();
+      continue;
+    }
+    const std::uint64_t taken = std::min<std::uint64_t>(run.size() - offset, length);
+    out.push_back(run.subspan(offset, taken));
+    offset = 0;
+    length -= taken;
+  }
+  return out;
+}
+
+}  // namespace
+
+std::uint64_t total_bytes(ConstPieces runs) { return sum(runs); }
+std::uint64_t total_bytes(Pieces runs) { return sum(runs); }
+
+ContentDigest digest_of(ConstPieces runs) {
+  Xxh3 hash;
+  if (runs.size() == 1) return as_content(xxh3_128(runs[0]));
+  for (const auto& run : runs) hash.update(run);
+  return as_content(hash.digest_128());
+}
+
+void copy_runs(ConstPieces from, Pieces to) {
+  std::vector<BlockCopy> copies;
+  walk(from, to, SIZE_MAX, [&](const std::byte* source, std::byte* target, std::size_t length) {
+    copies.push_back({target, source, length});
+  });
+  copy_blocks(copies, stores_for(std::min(total_bytes(from), total_bytes(to))));
+}
+
+ContentDigest copy_and_digest(ConstPieces from, Pieces to) {
+  const Stores stores = stores_for(std::min(total_bytes(from), total_bytes(to)));
+  Xxh3 hash;
+  walk(from, to, kDigestChunk, [&](const std::byte* source, std::byte* target, std::size_t length) {
+    hash.update({source, length});
+    const BlockCopy copy{target, source, length};
+    copy_blocks({&copy, 1}, stores);
+  });
+  return as_content(hash.digest_128());
+}
+
+std::vector<std::span<const std::byte>> cut(ConstPieces runs, std::uint64_t offset, std::uint64_t length) {
+  return cut_runs<const std::byte>(runs, offset, length);
+}
+
+std::vector<std::span<std::byte>> cut(Pieces runs, std::uint64_t offset, std::uint64_t length) {
+  return cut_runs<std::byte>(runs, offset, length);
+}
+
+}  // namespace kvferry::store
