@@ -1,7 +1,7 @@
 #include "transport/file/file_queues.h"
 
-#include "transport/file/plain_queue.h"
-#include "transport/file/uring_queue.h"
+#include "io/plain_queue.h"
+#include "io/uring_queue.h"
 
 namespace kvferry {
 

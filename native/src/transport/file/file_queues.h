@@ -6,8 +6,8 @@
 #include <string>
 #include <vector>
 
+#include "io/io_queue.h"
 #include "kvferry/types.h"
-#include "transport/file/io_queue.h"
 #include "transport/file/open_file.h"
 
 namespace kvferry {

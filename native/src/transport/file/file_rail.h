@@ -13,10 +13,10 @@
 #include <memory>
 #include <vector>
 
+#include "io/bounce_buffers.h"
+#include "io/io_queue.h"
 #include "memory/region_table.h"
-#include "transport/file/bounce_buffers.h"
 #include "transport/file/file_table.h"
-#include "transport/file/io_queue.h"
 #include "transport/file/run_cutter.h"
 #include "transport/transport.h"
 

@@ -2,60 +2,18 @@
 
 #include <fcntl.h>
 #include <sys/stat.h>
-#include <sys/vfs.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
 #include <filesystem>
-#include <optional>
 #include <string_view>
 
 namespace kvferry {
 namespace {
 
-constexpr std::uint64_t kLargestUnit = 64u << 10;
-constexpr unsigned kStatxDioAlign = 0x2000;      // STATX_DIOALIGN, Linux 6.1
-constexpr std::size_t kDioMemAlignPlace = 0x98;  // stx_dio_mem_align; stx_dio_offset_align follows
-constexpr mode_t kNewFileMode = 0600;            // a KV cache tells what was asked
-
-struct FileSystem {
-  long magic;
-  std::string_view name;
-  bool in_memory;
-};
-constexpr FileSystem kFileSystems[] = {
-    {0xEF53, "ext4", false},     {0x58465342, "xfs", false},  {0x9123683E, "btrfs", false},
-    {0x01021994, "tmpfs", true}, {0x858458f6, "ramfs", true}, {0x794c7630, "overlay", false},
-    {0x6969, "nfs", false},      {0x2fc12fc1, "zfs", false},  {0x65735546, "fuse", false},
-    {0xf2f52010, "f2fs", false},
-};
-
-FileSystem file_system_of(int fd) {
-  struct statfs info {};
-  if (::fstatfs(fd, &info) == 0) {
-    for (const FileSystem& known : kFileSystems) {
-      if (known.magic == info.f_type) return known;
-    }
-  }
-  return {0, "this file system", false};
-}
-
-struct DioAlignment {
-  std::uint32_t memory = 0, offset = 0;
-};
-
-// Nothing if the kernel or the file system does not tell; zeros if it does no direct access to this file.
-std::optional<DioAlignment> dio_alignment(int fd) {
-  struct statx info {};
-  if (::statx(fd, "", AT_EMPTY_PATH, kStatxDioAlign, &info) != 0) return std::nullopt;
-  if ((info.stx_mask & kStatxDioAlign) == 0) return std::nullopt;
-  DioAlignment found;
-  static_assert(sizeof(info) >= kDioMemAlignPlace + sizeof(found));
-  std::memcpy(&found, static_cast<const char*>(static_cast<const void*>(&info)) + kDioMemAlignPlace, sizeof(found));
-  return found;
-}
+constexpr mode_t kNewFileMode = 0600;  // a KV cache tells what was asked
 
 int access_flags(std::uint8_t access) {
   if (access == kRemoteRead) return O_RDONLY;
@@ -67,37 +25,6 @@ Status file_error(const std::string& path, std::string_view what, int error) {
 }
 
 }  // namespace
-
-Code file_error_code(int error) {
-  switch (error) {
-    case ENOENT:
-    case ENOTDIR:
-      return Code::kNotFound;
-    case EACCES:
-    case EPERM:
-    case EROFS:
-    case ETXTBSY:
-      return Code::kPermissionDenied;
-    case ENOSPC:
-    case EDQUOT:
-    case EFBIG:
-    case ENOMEM:
-    case EMFILE:
-    case ENFILE:
-      return Code::kResourceExhausted;
-    case ESTALE:
-      return Code::kStale;
-    case EINVAL:
-    case EISDIR:
-    case ENAMETOOLONG:
-    case ELOOP:
-      return Code::kInvalidArgument;
-    case EOPNOTSUPP:
-      return Code::kUnsupported;
-    default:
-      return Code::kUnavailable;
-  }
-}
 
 Result<std::shared_ptr<OpenFile>> OpenFile::open(const std::string& path, const FileOptions& options) {
   if (path.empty() || path.find('\0') != std::string::npos) {
@@ -176,27 +103,11 @@ Status OpenFile::open_direct() {
     why_buffered_ = "as asked for";
     return {};
   }
-  const FileSystem fs = file_system_of(buffered_.get());
-  const std::optional<DioAlignment> told = dio_alignment(buffered_.get());
-  if (fs.in_memory) {
-    why_buffered_ = std::string(fs.name) + " keeps files in memory";
-  } else if (told && (told->memory == 0 || told->offset == 0)) {
-    why_buffered_ = std::string(fs.name) + " has no direct access to this file";
-  } else if (told && told->offset > kLargestUnit) {
-    why_buffered_ = std::string(fs.name) + " wants units of " + std::to_string(told->offset) + " bytes";
-  } else {
-    // By the descriptor, not by the name: that may be another file by now.
-    const std::string self = "/proc/self/fd/" + std::to_string(buffered_.get());
-    direct_.reset(::open(self.c_str(), access_flags(options_.access) | O_CLOEXEC | O_DIRECT));
-    if (!direct_.valid()) why_buffered_ = std::string(fs.name) + " refuses O_DIRECT: " + std::strerror(errno);
-  }
-  if (direct_.valid()) {
-    geometry_.direct = true;
-    const auto page = static_cast<std::uint64_t>(::sysconf(_SC_PAGESIZE));
-    geometry_.unit = std::max<std::uint64_t>(page, told ? told->offset : 0);
-    geometry_.memory_alignment = told ? told->memory : page;
-    return {};
-  }
+  DirectAccess access = kvferry::open_direct(buffered_.get(), access_flags(options_.access));
+  direct_ = std::move(access.fd);
+  geometry_ = access.geometry;
+  why_buffered_ = std::move(access.why_not);
+  if (direct_.valid()) return {};
   if (options_.direct == DirectIo::kAuto) return {};
   return {Code::kUnsupported, "file " + path_ + ": direct=always, but " + why_buffered_};
 }
@@ -228,9 +139,7 @@ bool OpenFile::give_up_direct(int error) {
 std::string OpenFile::note() const {
   const FileGeometry now = geometry();
   if (now.direct) {
-    return "direct (" + std::string(file_system_of(buffered_.get()).name) + "), whole units of " +
-           std::to_string(now.unit) + " bytes, memory aligned to " + std::to_string(now.memory_alignment) +
-           allocation_note_;
+    return direct_access_note(buffered_.get(), now) + allocation_note_;
   }
   const std::lock_guard lock(mutex_);
   return "buffered: " + why_buffered_ + allocation_note_;

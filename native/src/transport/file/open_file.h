@@ -12,16 +12,11 @@
 #include <string>
 
 #include "base/unique_fd.h"
+#include "io/direct_access.h"
 #include "kvferry/file_options.h"
 #include "kvferry/status.h"
 
 namespace kvferry {
-
-struct FileGeometry {
-  bool direct = false;
-  std::uint64_t unit = 4096;           // direct access: places and lengths are multiples of it; never less than a page
-  std::uint64_t memory_alignment = 1;  // direct access: addresses are multiples of it
-};
 
 class OpenFile {
  public:
@@ -66,8 +61,5 @@ class OpenFile {
   std::string why_buffered_;
   Status sync_failure_;
 };
-
-// The code of an error of a read, write, sync or open.
-Code file_error_code(int error);
 
 }  // namespace kvferry

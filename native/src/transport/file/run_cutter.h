@@ -5,13 +5,11 @@
 
 #include <cstdint>
 
+#include "io/direct_access.h"
+#include "io/io_queue.h"
 #include "kvferry/types.h"
-#include "transport/file/open_file.h"
 
 namespace kvferry {
-
-inline constexpr std::uint64_t kBounceBytes = 256u << 10;   // one aligned buffer
-inline constexpr std::uint64_t kRequestBytes = 256u << 10;  // from 128 KiB on disks reach full speed; see docs/files.md
 
 struct FilePart {
   enum class How : std::uint8_t { kBuffered, kDirect, kBounced };

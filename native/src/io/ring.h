@@ -8,9 +8,9 @@
 #include <span>
 
 #include "base/unique_fd.h"
+#include "io/uring_abi.h"
 #include "kvferry/status.h"
 #include "kvferry/types.h"
-#include "transport/file/uring_abi.h"
 
 namespace kvferry {
 

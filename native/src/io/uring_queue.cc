@@ -1,4 +1,4 @@
-#include "transport/file/uring_queue.h"
+#include "io/uring_queue.h"
 
 #include <algorithm>
 #include <cerrno>

@@ -1,5 +1,5 @@
-// What the file rail asks of the kernel: some reads, writes and syncs under way at once. The seam between what is to be
-// done and how: io_uring, plain system calls, or a test that fails on purpose.
+// What the file rail and the store's log ask of the kernel: some reads, writes and syncs under way at once. The seam
+// between what is to be done and how: io_uring, plain system calls, or a test that fails on purpose.
 #pragma once
 
 #include <cstddef>
@@ -10,6 +10,9 @@
 #include "kvferry/types.h"
 
 namespace kvferry {
+
+inline constexpr std::uint64_t kBounceBytes = 256u << 10;   // one aligned buffer
+inline constexpr std::uint64_t kRequestBytes = 256u << 10;  // from 128 KiB on disks reach full speed; see docs/files.md
 
 struct IoRequest {
   enum class Kind : std::uint8_t { kRead, kWrite, kSyncData, kSyncFull };

@@ -1,4 +1,4 @@
-#include "transport/file/plain_queue.h"
+#include "io/plain_queue.h"
 
 #include <unistd.h>
 

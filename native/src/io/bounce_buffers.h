@@ -7,7 +7,7 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "transport/file/run_cutter.h"
+#include "io/io_queue.h"
 
 namespace kvferry {
 

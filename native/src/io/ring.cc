@@ -1,4 +1,4 @@
-#include "transport/file/ring.h"
+#include "io/ring.h"
 
 #include <sys/mman.h>
 #include <sys/syscall.h>

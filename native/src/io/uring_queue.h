@@ -9,9 +9,9 @@
 #include <unordered_map>
 #include <vector>
 
+#include "io/io_queue.h"
+#include "io/ring.h"
 #include "kvferry/status.h"
-#include "transport/file/io_queue.h"
-#include "transport/file/ring.h"
 
 namespace kvferry {
 

@@ -5,7 +5,7 @@
 #include <string>
 #include <utility>
 
-#include "transport/file/io_queue.h"
+#include "io/io_queue.h"
 
 namespace kvferry {
 
