@@ -11,6 +11,7 @@
 #include <string_view>
 
 #include "kvferry/object_id.h"
+#include "kvferry/store.h"
 
 namespace kvferry::store {
 
@@ -23,8 +24,6 @@ struct ObjectFacts {
   ObjectId parent;          // the block before it in its chain of blocks; nil: none, or not known
   std::uint32_t depth = 0;  // how many blocks of its chain lie before it
 };
-
-enum class PolicyKind : std::uint8_t { kLru, kLfu, kS3Fifo, kPrefix };
 
 std::string_view policy_name(PolicyKind kind);  // "lru", "lfu", "s3fifo", "prefix"
 std::optional<PolicyKind> policy_kind(std::string_view name);
