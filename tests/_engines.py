@@ -9,7 +9,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from kvferry.testing.engines import Child, move, pattern, pieces, sparse, wait_until
+from kvferry.testing.engines import Child, move, pattern, pieces, sparse
+from kvferry.testing.waiting import wait_until
 from kvferry.transfer import Engine, Peer, TransferOptions
 
 __all__ = [

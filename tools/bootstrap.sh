@@ -47,7 +47,8 @@ kvferry_apt() {
   rm -f "$log"
 }
 
-# kvferry_system_packages [test]: a compiler and Python; with `test`, also what the native suite and its fuzzers need.
+# kvferry_system_packages [test]: a compiler and Python; with `test`, also what the native suite, its fuzzers and
+# the tests of metadata stores need.
 kvferry_system_packages() {
   local wanted=()
   if [ -n "${KVFERRY_PYTHON:-}" ] && ! kvferry_find_python; then
@@ -62,6 +63,7 @@ kvferry_system_packages() {
     [ -e /usr/include/gtest/gtest.h ] || wanted+=(libgtest-dev)
     command -v git >/dev/null 2>&1 || wanted+=(git)
     command -v pkg-config >/dev/null 2>&1 || wanted+=(pkg-config)
+    command -v etcd >/dev/null 2>&1 || wanted+=(etcd-server)
     if ! ls /usr/lib/llvm-*/lib/clang/*/lib/linux/libclang_rt.fuzzer-*.a >/dev/null 2>&1; then
       if apt-cache show clang-14 >/dev/null 2>&1; then wanted+=(clang-14 libclang-rt-14-dev); else wanted+=(clang libclang-rt-dev); fi
     fi

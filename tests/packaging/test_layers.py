@@ -22,11 +22,12 @@ ALLOWED: dict[str, set[str]] = {
     "metrics": {"errors", "config"},
     "layout": LEAVES,
     "transfer": LEAVES | {"_native"},
+    "meta": LEAVES,
     "handoff": LEAVES | {"transfer", "layout"},
     "scheduling": LEAVES,
     "router": LEAVES | {"scheduling", "handoff", "transfer"},
     "cli": LEAVES | {"router", "transfer", "_native"},
-    "testing": LEAVES | {"transfer", "layout", "handoff", "scheduling", "router"},
+    "testing": LEAVES | {"transfer", "layout", "meta", "handoff", "scheduling", "router"},
     "": set(),  # kvferry/__init__.py
 }
 # Modules that none of our packages imports, not even inside a function, except where named.

@@ -13,11 +13,20 @@ from kvferry.config.explain import explain, explain_changes, explain_rows, to_ma
 from kvferry.config.fields import Field, all_fields
 from kvferry.config.loader import load_config
 from kvferry.config.logs import apply_log_options
-from kvferry.config.schema import Config, HandoffOptions, LogOptions, RouterOptions, TransferOptions
-from kvferry.config.sources import environment_value
+from kvferry.config.runtime import make_private, runtime_directory
+from kvferry.config.schema import (
+    ClusterOptions,
+    Config,
+    HandoffOptions,
+    LogOptions,
+    RouterOptions,
+    TransferOptions,
+)
+from kvferry.config.sources import environment_value, read_small_file
 from kvferry.config.units import approximate_size, format_duration, format_size, parse_duration, parse_size
 
 __all__ = [
+    "ClusterOptions",
     "Config",
     "Field",
     "HandoffOptions",
@@ -34,7 +43,10 @@ __all__ = [
     "format_duration",
     "format_size",
     "load_config",
+    "make_private",
     "parse_duration",
     "parse_size",
+    "read_small_file",
+    "runtime_directory",
     "to_markdown",
 ]

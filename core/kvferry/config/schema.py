@@ -295,6 +295,58 @@ class RouterOptions(Options, frozen=True, kw_only=True):
     ] = 30.0
 
 
+class ClusterOptions(Options, frozen=True, kw_only=True):
+    """Which nodes form one pool, and how they find each other."""
+
+    store: Annotated[
+        str,
+        Meta(
+            min_length=1,
+            description="Where the nodes find each other. `embedded`: the nodes of this user on this "
+            "machine, through a directory. `etcd://host:2379`, several as "
+            "`etcd://host1:2379,host2:2379`: the nodes of all machines, through etcd; "
+            "`etcds://` over TLS. Needs `transfer.cluster_secret`, unless `embedded`.",
+        ),
+    ] = "embedded"
+    name: Annotated[
+        str,
+        Meta(
+            pattern="^[A-Za-z0-9._-]{1,64}$",
+            description="Name of the cluster: nodes of different names share a store without meeting.",
+        ),
+    ] = "default"
+    directory: Annotated[
+        str,
+        Meta(
+            description="Directory for `embedded`; only its owner may have access. Empty: `kvferry` in "
+            "`$XDG_RUNTIME_DIR`, or in `/run` for root, else `/tmp/kvferry-UID`."
+        ),
+    ] = ""
+    lease_s: Annotated[
+        float,
+        _seconds(
+            "A node that the store has not heard from for so long counts as dead; it reports every third of "
+            "this time.",
+            ge=1,
+        ),
+    ] = 5.0
+    user: Annotated[str, Meta(description="User name for etcd. Empty: no log-in.")] = ""
+    password_file: Annotated[
+        str, Meta(description="File that holds the password of `user` (surrounding white space is dropped).")
+    ] = ""
+    ca_file: Annotated[
+        str,
+        Meta(
+            description="PEM file with the authority that certified the etcd servers, for `etcds://`. Empty: "
+            "those that the system trusts."
+        ),
+    ] = ""
+    cert_file: Annotated[
+        str, Meta(description="PEM file with this node's certificate for etcd, together with `key_file`.")
+    ] = ""
+    key_file: Annotated[str, Meta(description="PEM file with the private key of `cert_file`.")] = ""
+
+
 class LogOptions(Options, frozen=True, kw_only=True):
     """What is logged."""
 
@@ -316,6 +368,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     transfer: TransferOptions = TransferOptions()
     handoff: HandoffOptions = HandoffOptions()
     router: RouterOptions = RouterOptions()
+    cluster: ClusterOptions = ClusterOptions()
     log: LogOptions = LogOptions()
     sources: Mapping[str, str] = {}
 
@@ -324,5 +377,6 @@ SECTIONS: Mapping[str, type[Options]] = {
     "transfer": TransferOptions,
     "handoff": HandoffOptions,
     "router": RouterOptions,
+    "cluster": ClusterOptions,
     "log": LogOptions,
 }

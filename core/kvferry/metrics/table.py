@@ -223,6 +223,23 @@ METRICS: tuple[Metric, ...] = (
         "Requests whose kv_transfer_params could not be used, by reason; their prompts were computed here.",
         ("reason",),
     ),
+    # meta: read from the membership at each scrape
+    Metric(
+        "kvferry_meta_members", Kind.GAUGE, "Members of the cluster as this node sees it, itself included."
+    ),
+    Metric("kvferry_meta_view", Kind.GAUGE, "Number of the view; it grows with every change of the members."),
+    Metric(
+        "kvferry_meta_store_up",
+        Kind.GAUGE,
+        "1 while the metadata store answers, else 0; the last view stays in force then.",
+    ),
+    Metric(
+        "kvferry_meta_ignored_records_total",
+        Kind.COUNTER,
+        "Records of nodes in the metadata store that were not believed, by reason: forged, replayed, "
+        "malformed, unknown_format, mismatched (other settings) or stale (not written anew).",
+        ("reason",),
+    ),
     # transfer: per peer; read from the engine at each scrape, so that moving data costs nothing for it
     Metric(
         "kvferry_transfer_moved_bytes_total",

@@ -7,8 +7,7 @@ import json
 import mmap
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -41,15 +40,6 @@ def move(engine: Engine, peer: Peer, rows: Any, op: Any = "read", **submit: Any)
     if not transfer.wait():
         raise AssertionError("a transfer must settle at its deadline")
     return transfer
-
-
-def wait_until(condition: Callable[[], bool], timeout_s: float = 10.0, what: str = "condition") -> None:
-    """Poll `condition`; AssertionError after `timeout_s`."""
-    deadline = time.monotonic() + timeout_s
-    while not condition():
-        if time.monotonic() >= deadline:
-            raise AssertionError(f"{what} not met after {timeout_s} s")
-        time.sleep(0.01)
 
 
 class Child:

@@ -19,7 +19,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from kvferry.errors import UnavailableError
-from kvferry.testing.engines import Bytes, Child, pattern, pieces, sparse, wait_until
+from kvferry.testing.engines import Bytes, Child, pattern, pieces, sparse
+from kvferry.testing.waiting import wait_until
 from kvferry.transfer import Engine, Peer, Region, TransferOptions
 from kvferry.transfer.engine import Access
 

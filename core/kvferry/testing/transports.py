@@ -33,8 +33,9 @@ from kvferry.errors import (
     PeerLostError,
     StaleError,
 )
-from kvferry.testing.engines import Bytes, move, pattern, pieces, sparse, wait_until
+from kvferry.testing.engines import Bytes, move, pattern, pieces, sparse
 from kvferry.testing.rigs import ProcessRig, Rig, Scene, aliased
+from kvferry.testing.waiting import wait_until
 from kvferry.transfer.engine import Access, Op
 
 LENGTH = 8 << 20
