@@ -21,11 +21,16 @@ class ControlLink {
   // *broken is set when a frame was left unfinished: the connection is of no more use.
   Status send(FrameType type, std::uint64_t request_id, ByteView body, Deadline deadline, bool* broken);
 
+  // As send(), but kUnavailable rather than wait: for one's turn, or because the socket has no room for all of it.
+  Status try_send(FrameType type, std::uint64_t request_id, ByteView body, bool* broken);
+
   Result<Frame> receive(Deadline deadline);  // receiving thread only
   void shut_down();                          // any thread: wakes the receiver and all senders
   void close();                              // receiving thread only
 
  private:
+  bool has_room_for(std::size_t bytes) const;
+  Status send_in_turn(FrameType type, std::uint64_t request_id, ByteView body, Deadline deadline, bool* broken);
   Status acquire_turn(Deadline deadline);
   void release_turn();
 

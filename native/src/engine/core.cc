@@ -11,8 +11,10 @@
 
 namespace kvferry {
 
-EngineCore::EngineCore(EngineOptions opts, RegionDirectoryWriter region_directory, Interrupt stop_everything)
+EngineCore::EngineCore(EngineOptions opts, EngineHooks callbacks, RegionDirectoryWriter region_directory,
+                       Interrupt stop_everything)
     : options(std::move(opts)),
+      hooks(std::move(callbacks)),
       stop(std::move(stop_everything)),
       directory(std::move(region_directory)),
       regions(&directory, options.advise_huge_pages),

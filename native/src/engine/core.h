@@ -12,6 +12,7 @@
 #include "base/numa.h"
 #include "engine/connection_set.h"
 #include "engine/files.h"
+#include "engine/hooked_engine.h"
 #include "engine/inbox.h"
 #include "engine/keeper.h"
 #include "engine/peer_table.h"
@@ -29,7 +30,8 @@ namespace kvferry {
 class SelfPeer;
 
 struct EngineCore {
-  EngineCore(EngineOptions opts, RegionDirectoryWriter region_directory, Interrupt stop_everything);
+  EngineCore(EngineOptions opts, EngineHooks callbacks, RegionDirectoryWriter region_directory,
+             Interrupt stop_everything);
 
   std::string metadata() const;
   void set_metadata(std::string text);
@@ -41,6 +43,7 @@ struct EngineCore {
   Status check_process() const;
 
   const EngineOptions options;
+  const EngineHooks hooks;
   const Interrupt stop;     // set by close(): ends waits for the outside
   LocalNode local;          // complete before the first thread starts, constant afterwards
   NumaPlacement placement;  // of our arenas; constant like `local`

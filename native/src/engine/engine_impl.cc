@@ -33,22 +33,29 @@ std::unique_ptr<Transport> with_faults(std::unique_ptr<Transport> transport, con
 }  // namespace
 
 Result<std::unique_ptr<Engine>> Engine::create(EngineOptions options) {
-  auto engine = EngineImpl::start(std::move(options));
+  auto engine = EngineImpl::start(std::move(options), {});
   if (!engine.ok()) return engine.status();
   return std::unique_ptr<Engine>(std::move(engine).value());
+}
+
+Result<std::unique_ptr<HookedEngine>> HookedEngine::create(EngineOptions options, EngineHooks hooks) {
+  auto engine = EngineImpl::start(std::move(options), std::move(hooks));
+  if (!engine.ok()) return engine.status();
+  return std::unique_ptr<HookedEngine>(std::move(engine).value());
 }
 
 EngineImpl::EngineImpl(std::shared_ptr<EngineCore> core, Listener listener)
     : core_(std::move(core)), listener_(std::move(listener)) {}
 
-Result<std::unique_ptr<EngineImpl>> EngineImpl::start(EngineOptions options) {
+Result<std::unique_ptr<EngineImpl>> EngineImpl::start(EngineOptions options, EngineHooks hooks) {
   KVF_RETURN_IF_ERROR(check_options(options));
   KVF_ASSIGN_OR_RETURN(const Endpoint bind, bind_endpoint(options));
   const NodeId id = NodeId::random();
   KVF_ASSIGN_OR_RETURN(RegionDirectoryWriter directory, RegionDirectoryWriter::create(id));
   KVF_ASSIGN_OR_RETURN(Interrupt stop, Interrupt::create());
   KVF_ASSIGN_OR_RETURN(Listener listener, Listener::open(bind));
-  const auto core = std::make_shared<EngineCore>(std::move(options), std::move(directory), std::move(stop));
+  const auto core =
+      std::make_shared<EngineCore>(std::move(options), std::move(hooks), std::move(directory), std::move(stop));
   KVF_ASSIGN_OR_RETURN(core->placement,
                        numa_placement(core->options.numa_aware, core->options.preferred_numa_node, numa_nodes()));
   core->local.id = id;
@@ -361,6 +368,13 @@ Status EngineImpl::send(std::uint64_t peer_handle, std::string_view body, millis
   const auto peer = core_->peers.find(peer_handle);
   if (!peer) return {Code::kNotFound, "there is no peer " + std::to_string(peer_handle) + "; it may be lost"};
   return peer->send_message(body, deadline_in(timeout));
+}
+
+Status EngineImpl::try_send(std::uint64_t peer_handle, ByteView body) {
+  KVF_RETURN_IF_ERROR(core_->check_process());
+  const auto peer = core_->peers.find(peer_handle);
+  if (!peer) return {Code::kNotFound, "there is no peer " + std::to_string(peer_handle) + "; it may be lost"};
+  return peer->try_send_message(body);
 }
 
 std::optional<Message> EngineImpl::next_message(milliseconds timeout) {

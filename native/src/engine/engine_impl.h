@@ -6,6 +6,7 @@
 #include <optional>
 
 #include "engine/core.h"
+#include "engine/hooked_engine.h"
 #include "engine/lane_pool.h"
 #include "engine/listener.h"
 #include "engine/self_peer.h"
@@ -13,9 +14,9 @@
 
 namespace kvferry {
 
-class EngineImpl final : public Engine {
+class EngineImpl final : public HookedEngine {
  public:
-  static Result<std::unique_ptr<EngineImpl>> start(EngineOptions options);
+  static Result<std::unique_ptr<EngineImpl>> start(EngineOptions options, EngineHooks hooks);
   ~EngineImpl() override { close(); }
 
   const NodeId& node_id() const override { return core_->local.id; }
@@ -40,6 +41,7 @@ class EngineImpl final : public Engine {
   Result<std::shared_ptr<Transfer>> execute(const std::shared_ptr<const Plan>& plan, SubmitOptions options) override;
 
   Status send(std::uint64_t peer_handle, std::string_view body, milliseconds timeout) override;
+  Status try_send(std::uint64_t peer_handle, ByteView body) override;
   std::optional<Message> next_message(milliseconds timeout) override;
   std::shared_ptr<Peer> peer(std::uint64_t handle) override;
 

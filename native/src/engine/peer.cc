@@ -84,6 +84,7 @@ PeerImpl::PeerImpl(std::shared_ptr<EngineCore> core, Identity identity, Channel 
       lanes_(core_->ranked_transports(), context_of(*core_, identity_, this), core_->options, core_->counters,
              hooks_of(this, core_.get())),
       device_lanes_(DeviceLanes::make(this)),
+      memory_(core_->local, context_of(*core_, identity_, this)),
       last_heard_(Clock::now().time_since_epoch().count()) {}
 
 std::string PeerImpl::name() const {
@@ -183,6 +184,23 @@ Status PeerImpl::send_message(std::string_view body, Deadline deadline) {
   return {};
 }
 
+Status PeerImpl::try_send_message(ByteView body) {
+  KVF_RETURN_IF_ERROR(status());
+  bool broken = false;
+  const Status sent = link_.try_send(FrameType::kMessage, 0, body, &broken);
+  if (broken) lose(sent.with_context("the control connection to " + name() + " broke"));
+  if (sent.ok()) core_->counters.add(Counters::kMessagesSent);
+  return sent;
+}
+
+Result<std::span<std::byte>> PeerImpl::map(RegionKey key, milliseconds timeout) {
+  KVF_RETURN_IF_ERROR(core_->check_process());
+  KVF_RETURN_IF_ERROR(status());
+  auto mapped = memory_.map(key, deadline_in(timeout));
+  if (!mapped.ok()) return mapped.status().with_context("mapping a region of " + name());
+  return mapped;
+}
+
 void PeerImpl::lose(const Status& why) {
   if (mark_lost(why)) settle_loss(why);
 }
@@ -206,6 +224,7 @@ void PeerImpl::settle_loss(const Status& why) {
   const bool orderly = why.code() == Code::kCancelled || said_goodbye_;
   log_event(orderly ? LogLevel::kInfo : LogLevel::kWarning, "peer_lost",
             {{"peer", identity_.node_id.to_string()}, {"endpoint", identity_.endpoint.to_string()}, {"reason", why}});
+  if (core_->hooks.on_lost) core_->hooks.on_lost(identity_.handle, why);
 }
 
 void PeerImpl::serve() {
@@ -230,7 +249,7 @@ void PeerImpl::serve() {
   link_.close();
 }
 
-Status PeerImpl::handle_frame(const Frame& frame) {
+Status PeerImpl::handle_frame(Frame& frame) {
   switch (frame.header.type) {
     case FrameType::kRegionsRequest:
       return answer(FrameType::kRegions, frame.header.request_id);
@@ -343,7 +362,13 @@ Status PeerImpl::take_regions(std::uint64_t request_id, ByteView body) {
   return {};
 }
 
-Status PeerImpl::take_message(const Frame& frame) {
+Status PeerImpl::take_message(Frame& frame) {
+  if (core_->hooks.on_message) {
+    if (auto taken = core_->hooks.on_message(identity_.handle, frame.body)) {
+      core_->counters.add(Counters::kMessagesReceived);
+      return *std::move(taken);
+    }
+  }
   if (!core_->inbox.push({identity_.handle, std::string(as_text(frame.body))})) {
     core_->counters.add_dropped("inbox_full");
     return {Code::kResourceExhausted, "messages of " + name() + " pile up: the application does not take them"};

@@ -16,6 +16,7 @@
 #include "engine/answers.h"
 #include "engine/control_link.h"
 #include "engine/lane_pool.h"
+#include "engine/peer_memory.h"
 #include "engine/plan_target.h"
 #include "kvferry/engine.h"
 #include "wire/messages.h"
@@ -47,6 +48,7 @@ class PeerImpl final : public Peer, public PlanTarget, public std::enable_shared
   Status status() const override;
   PeerStats stats() const override;
   std::string transport_note() const override;
+  Result<std::span<std::byte>> map(RegionKey key, milliseconds timeout) override;
   void close() override;
 
   // For the engine.
@@ -54,6 +56,7 @@ class PeerImpl final : public Peer, public PlanTarget, public std::enable_shared
   Status wait_for_regions(Deadline deadline);  // until the peer's first REGIONS came
   Status send(FrameType type, std::uint64_t request_id, ByteView body, Deadline deadline);
   Status send_message(std::string_view body, Deadline deadline);
+  Status try_send_message(ByteView body);                  // see HookedEngine::try_send
   void lose(const Status& why);                            // first reason stays; settles all transfers; idempotent
   void leave(std::string_view reason, const Status& why);  // lose() of our own accord: the peer is told the reason
   void keep_alive(Clock::time_point now);                  // the keeper's tick: ping if silent, lose if silent for long
@@ -76,9 +79,9 @@ class PeerImpl final : public Peer, public PlanTarget, public std::enable_shared
   Status answer(FrameType type, std::uint64_t request_id);
   void send_answers();
   Status serve_fence(std::uint64_t connection);
-  Status handle_frame(const Frame& frame);
+  Status handle_frame(Frame& frame);
   Status take_regions(std::uint64_t request_id, ByteView body);
-  Status take_message(const Frame& frame);
+  Status take_message(Frame& frame);
   std::string name() const;  // "node <id> at <endpoint>"
 
   const std::shared_ptr<EngineCore> core_;
@@ -88,6 +91,7 @@ class PeerImpl final : public Peer, public PlanTarget, public std::enable_shared
   LanePool lanes_;
   const std::unique_ptr<DeviceLanes> device_lanes_;  // null if no transport reaches device memory
   Answers answers_;
+  PeerMemory memory_;
 
   mutable std::mutex mutex_;
   std::condition_variable changed_;  // status_, regions_, answered_ or fences_ changed

@@ -74,6 +74,11 @@ PeerStats SelfPeer::stats() const {
 
 std::string SelfPeer::transport_note() const { return "files: " + core_->files.queues().note() + "; memory: copied"; }
 
+Result<std::span<std::byte>> SelfPeer::map(RegionKey key, milliseconds) {
+  KVF_ASSIGN_OR_RETURN(const RegionTable::Pin pin, core_->regions.pin(key));
+  return std::span<std::byte>(pin.data(), pin.length());
+}
+
 Result<std::shared_ptr<PlanTarget>> SelfPeer::target(std::span<const std::uint32_t> regions) const {
   std::size_t files = 0;
   for (const std::uint32_t id : regions) {

@@ -46,6 +46,7 @@ class SelfPeer final : public Peer {
   Status status() const override;
   PeerStats stats() const override;
   std::string transport_note() const override;
+  Result<std::span<std::byte>> map(RegionKey key, milliseconds timeout) override;
   void close() override {}  // a node cannot part from itself
 
   // For the engine.

@@ -32,11 +32,12 @@ class Attachment {
   // Maps it, and unmaps those that the owner took back.
   Result<std::byte*> map_region(const DirectoryEntry& entry, const Wait& wait);
   void forget_region(RegionKey key) { mapped_.erase(key); }
+  // The arena of an entry, mapped once more, for whoever keeps it: writable if the region's access says so.
+  Result<Arena> fetch_arena(const DirectoryEntry& entry, const Wait& wait);
 
  private:
   Attachment(UniqueFd fd, pid_t pid, RegionDirectoryReader directory, CopyLanes lanes)
       : fd_(std::move(fd)), pid_(pid), directory_(std::move(directory)), lanes_(std::move(lanes)) {}
-  Result<Arena> fetch_arena(const DirectoryEntry& entry, const Wait& wait);
 
   UniqueFd fd_;
   pid_t pid_ = 0;

@@ -29,13 +29,17 @@ Status ShmTransport::probe() const {
   return copied.ok() ? Status() : copied.status();
 }
 
-Result<std::unique_ptr<Rail>> ShmTransport::open_rail(const PeerContext& peer, Deadline deadline) {
+Result<Endpoint> same_host_listener(const PeerContext& peer) {
   if (!peer.same_host) return {Code::kUnsupported, "the peer is on another host or in other namespaces"};
   if (peer.shm_name.empty()) return {Code::kUnsupported, "the peer does not offer shared memory"};
   if (peer.shm_name != shm_name_of(peer.node_id)) {
     return {Code::kUnsupported, "the peer names another same-host listener than its own"};
   }
-  KVF_ASSIGN_OR_RETURN(const Endpoint endpoint, Endpoint::parse(peer.shm_name));
+  return Endpoint::parse(peer.shm_name);
+}
+
+Result<std::unique_ptr<Rail>> ShmTransport::open_rail(const PeerContext& peer, Deadline deadline) {
+  KVF_ASSIGN_OR_RETURN(const Endpoint endpoint, same_host_listener(peer));
   KVF_ASSIGN_OR_RETURN(Attachment attachment,
                        Attachment::open(local_, peer.node_id, endpoint, Wait{deadline, peer.stop}));
   KVF_ASSIGN_OR_RETURN(Interrupt interrupt, Interrupt::create());

@@ -7,6 +7,9 @@
 
 namespace kvferry {
 
+// Where a peer of this host can be attached to. kUnsupported: it is on another host, or offers no shared memory.
+Result<Endpoint> same_host_listener(const PeerContext& peer);
+
 class ShmTransport final : public Transport {
  public:
   // `local` outlives the transport. 0 lanes: as many as suit the number of cores.

@@ -1,0 +1,162 @@
+// Requests and answers over one transfer engine. Many calls may be under way at once, from many threads and to many
+// peers. Each ends with its answer, at its deadline, or at once with kPeerLost when the peer is lost.
+//
+// Threads: an answer is handed over by the thread that reads the peer's connection. So is a request, to
+// Handler::quick(); what that leaves is handled by service threads, in pools: a pool's threads may wait for the peers'
+// pools below it (and for what is answered quickly), never for those of its own number or above, so that no ring of
+// nodes waits for itself.
+#pragma once
+
+#include <array>
+#include <atomic>
+#include <condition_variable>
+#include <cstdint>
+#include <deque>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <unordered_map>
+#include <utility>
+#include <vector>
+
+#include "engine/hooked_engine.h"
+#include "engine/thread_group.h"
+#include "store/messages.h"
+
+namespace kvferry::store {
+
+struct Request {
+  std::uint64_t peer = 0;  // Peer::handle() of the connection it came by
+  MessageHeader header;
+  Bytes body;
+};
+
+// What is asked of us. Thread-safe; outlives the endpoint.
+class Handler {
+ public:
+  virtual ~Handler() = default;
+  // Must not wait. nullopt: handle() has to. An answer without bytes is not sent. A status that is not OK ends the
+  // connection: what came was malformed.
+  virtual Result<std::optional<Bytes>> quick(const Request& request) = 0;
+  // By a service thread. As quick().
+  virtual Result<Bytes> handle(const Request& request) = 0;
+  virtual std::size_t pool(Type type) const = 0;
+  virtual void lost(std::uint64_t peer, const Status& why) = 0;  // must not wait
+};
+
+// The body is kept, since values point into it.
+template <typename Request>
+struct Received {
+  typename Request::Answer answer;
+  Bytes body;
+  const typename Request::Answer* operator->() const { return &answer; }
+  const typename Request::Answer& operator*() const { return answer; }
+};
+
+class RpcEndpoint {
+  struct Waiting;
+
+ public:
+  static constexpr std::size_t kMaxPools = 4;
+  using Pools = std::vector<std::size_t>;  // threads of each
+
+  // `handler` may be null: then nobody is answered. `threads` of pools that are used only.
+  static Result<std::unique_ptr<RpcEndpoint>> create(EngineOptions options, Handler* handler, const Pools& threads);
+  ~RpcEndpoint();
+  RpcEndpoint(const RpcEndpoint&) = delete;
+  RpcEndpoint& operator=(const RpcEndpoint&) = delete;
+
+  Engine& engine() { return *engine_; }
+
+  // A call under way. Movable; given up when it dies, which must be before the endpoint does.
+  template <typename Request>
+  class Call {
+   public:
+    Call(Call&&) noexcept = default;
+    Call& operator=(Call&&) noexcept = default;
+    // Waits until the deadline of the call. Once.
+    Result<Received<Request>> finish() {
+      KVF_ASSIGN_OR_RETURN(Bytes body, RpcEndpoint::wait(pending_));
+      KVF_ASSIGN_OR_RETURN(typename Request::Answer answer, decode_answer<Request>(body));
+      return Received<Request>{std::move(answer), std::move(body)};
+    }
+
+   private:
+    friend class RpcEndpoint;
+    explicit Call(std::shared_ptr<Waiting> waiting) : pending_(std::move(waiting)) {}
+    std::shared_ptr<Waiting> pending_;
+  };
+
+  // Sends it, waiting for socket space at most. A call that could not be sent says so in finish().
+  template <typename Request>
+  Call<Request> start(std::uint64_t peer, const Request& request, Deadline deadline) {
+    const std::uint64_t id = next_request_.fetch_add(1, std::memory_order_relaxed);
+    return Call<Request>(begin(peer, id, Request::kType, encode_request(id, request), deadline));
+  }
+  template <typename Request>
+  Result<Received<Request>> call(std::uint64_t peer, const Request& request, Deadline deadline) {
+    return start(peer, request, deadline).finish();
+  }
+  // No answer is wanted.
+  template <typename Request>
+  Status post(std::uint64_t peer, const Request& request, Deadline deadline) {
+    return send(peer, encode_request(0, request), deadline);
+  }
+
+  std::uint64_t malformed() const { return malformed_.load(std::memory_order_relaxed); }
+  std::uint64_t refused() const { return refused_.load(std::memory_order_relaxed); }  // too many waited
+  // Fails what is under way with kCancelled, ends all connections, joins all threads. No handler runs afterwards.
+  void close();
+
+ private:
+  static constexpr std::size_t kShards = 16;
+  static constexpr std::size_t kMaxQueued = 16384;
+  static constexpr std::size_t kMaxQueuedBytes = 64u << 20;
+
+  struct Job {
+    Request request;
+    std::optional<Bytes> answer;  // to be sent only
+  };
+  struct Pool {
+    std::mutex mutex;
+    std::condition_variable changed;
+    std::deque<Job> jobs;  // all below guarded by mutex
+    std::size_t bytes = 0;
+    bool closed = false;
+    bool has_threads = false;
+  };
+  struct Shard {
+    std::mutex mutex;
+    std::unordered_map<std::uint64_t, std::weak_ptr<Waiting>> calls;  // guarded by mutex
+  };
+
+  RpcEndpoint() = default;
+  Status start_threads(const Pools& threads);
+  std::shared_ptr<Waiting> begin(std::uint64_t peer, std::uint64_t id, Type type, Bytes body, Deadline deadline);
+  Status send(std::uint64_t peer, const Bytes& body, Deadline deadline);
+  static Result<Bytes> wait(const std::shared_ptr<Waiting>& call);
+  Shard& shard(std::uint64_t id) { return shards_[id % kShards]; }
+  void forget(std::uint64_t id);
+
+  std::optional<Status> take(std::uint64_t peer, Bytes& body);
+  Status take_answer(std::uint64_t peer, const MessageHeader& header, Bytes& body);
+  Status take_request(Request request);
+  void answer(Request request, Bytes body);
+  bool queue(std::size_t pool, Job job);
+  void lose(std::uint64_t peer, const Status& why);
+  void fail_calls(std::optional<std::uint64_t> of_peer, const Status& why);
+  void serve(Pool& pool);
+  void run(Job job);
+
+  Handler* handler_ = nullptr;
+  std::atomic<std::uint64_t> next_request_{1};
+  std::atomic<std::uint64_t> malformed_{0}, refused_{0};
+  std::array<Shard, kShards> shards_;
+  std::array<Pool, kMaxPools> pools_;
+  ThreadGroup threads_;
+  std::unique_ptr<HookedEngine> engine_;
+  std::atomic<HookedEngine*> live_{nullptr};  // engine_, once it is complete: peers may come before
+};
+
+}  // namespace kvferry::store
