@@ -20,7 +20,7 @@ class Sha256 {
   Digest finish();  // the object must not be used afterwards
 
  private:
-  Sha256State state_{0x6a09e667, 0xbb67ae85, 0x3c6ef372, 0xa54ff53a, 0x510e527f, 0x9b05688c, 0x1f83d9ab, 0x5be0cd19};
+  Sha256State state_ = kSha256Start;
   std::array<std::byte, 64> pending_{};
   std::uint64_t total_bytes_ = 0;
 };

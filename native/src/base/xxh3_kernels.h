@@ -1,5 +1,5 @@
 // XXH3 compiled into the file that includes this, for whatever instructions that file may use. Two files do: xxh3.cc,
-// and xxh3_avx2.cc, which the build compiles with -mavx2. Neither header of the standard library with inline functions
+// and xxh3_avx2.cc, which the build compiles with -mavx2. No header of the C++ library with inline functions
 // may come in here: the linker keeps one copy of each, which then might need AVX2 everywhere.
 #pragma once
 
