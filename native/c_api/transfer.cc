@@ -3,6 +3,7 @@
 #include <cstddef>
 #include <span>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -16,6 +17,17 @@ namespace {
 Status check_op(kvf_op op) {
   if (op == KVF_READ || op == KVF_WRITE) return {};
   return {Code::kInvalidArgument, "op must be KVF_READ or KVF_WRITE"};
+}
+
+Result<RegionInfo> region_called(const Peer& peer, std::string_view name) {
+  std::vector<RegionInfo> found = peer.regions();
+  std::erase_if(found, [&](const RegionInfo& info) { return info.name != name; });
+  if (found.size() == 1) return std::move(found.front());
+  const std::string node = "node " + peer.node_id().to_string(), quoted = "'" + std::string(name) + "'";
+  if (found.empty())
+    return {Code::kNotFound, node + " has no region " + quoted + "; kvf_peer_refresh fetches new ones"};
+  return {Code::kInvalidArgument, node + " has " + std::to_string(found.size()) + " regions " + quoted +
+                                      ": its owner must give each a name of its own"};
 }
 
 Result<SubmitOptions> submit_options(const kvf_submit_options* given) {
@@ -81,13 +93,10 @@ kvf_code kvf_peer_refresh(kvf_peer* peer, int64_t timeout_ms) {
 kvf_code kvf_peer_region(const kvf_peer* peer, const char* name, kvf_region* region) {
   if (any_missing(peer) || any_missing(name) || missing(region)) return missing_argument("kvf_peer_region");
   return guarded([&] {
-    for (const RegionInfo& info : peer->peer->regions()) {
-      if (info.name != name) continue;
-      *region = {info.key.id, info.key.generation, info.length};
-      return KVF_OK;
-    }
-    return report(Code::kNotFound, "node " + peer->peer->node_id().to_string() + " has no region '" +
-                                       std::string(name) + "'; kvf_peer_refresh fetches new ones");
+    const auto found = region_called(*peer->peer, name);
+    if (!found.ok()) return report(found.status());
+    *region = {found->key.id, found->key.generation, found->length};
+    return KVF_OK;
   });
 }
 

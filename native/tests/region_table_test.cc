@@ -6,10 +6,14 @@
 
 #include <atomic>
 #include <optional>
+#include <string>
 #include <thread>
+#include <vector>
 
 #include "base/deadline.h"
 #include "base/limits.h"
+#include "base/log.h"
+#include "memory/address_range.h"
 
 namespace kvferry {
 namespace {
@@ -73,6 +77,106 @@ TEST_F(RegionTableFixture, StaleGenerationIsRefused) {
   EXPECT_EQ(table.pin({second.id, second.generation + 1}).status().code(), Code::kNotFound);
   EXPECT_EQ(table.pin({0, 1}).status().code(), Code::kNotFound);
   EXPECT_EQ(table.pin({kMaxRegions + 1, 1}).status().code(), Code::kNotFound);
+}
+
+TEST_F(RegionTableFixture, TheSameMemoryOnceMoreIsTheSameRegionUntilBothAreRemoved) {
+  const auto now = [] { return deadline_in(milliseconds(0)); };
+  const auto first = table.add(source()), again = table.add(source());
+  ASSERT_TRUE(again.ok());
+  EXPECT_EQ(*again, *first);
+  EXPECT_EQ(table.list().size(), 1U);
+  ASSERT_TRUE(table.remove(first->key, now()).ok());
+  EXPECT_TRUE(table.pin(first->key).ok());
+  EXPECT_TRUE(peer_view->resolve(first->key, 0, 4096, Op::kRead).ok());
+  ASSERT_TRUE(table.remove(first->key, now()).ok());
+  EXPECT_EQ(table.pin(first->key).status().code(), Code::kStale);
+  EXPECT_EQ(peer_view->still_current(first->key).code(), Code::kStale);
+  EXPECT_EQ(table.remove(first->key, now()).code(), Code::kStale);
+}
+
+TEST_F(RegionTableFixture, MemoryThatDiffersInAnythingIsAnotherRegion) {
+  const RegionKey first = table.add(source())->key;
+  RegionSource other[] = {source(1), source(0, 4095), source(), source(), source()};
+  other[2].name = "layer.1";
+  other[3].access = kRemoteRead | kRemoteWrite;
+  other[4].arena_index = 1;
+  for (const RegionSource& each : other) EXPECT_NE(table.add(each)->key.id, first.id);
+  EXPECT_EQ(table.list().size(), 6U);
+}
+
+TEST_F(RegionTableFixture, MemoryThatIsBeingTakenBackIsRegisteredAnew) {
+  const RegionKey first = table.add(source())->key;
+  std::optional<RegionTable::Pin> pin = std::move(table.pin(first)).value();
+  EXPECT_EQ(table.remove(first, deadline_in(milliseconds(1))).code(), Code::kDeadlineExceeded);
+  const RegionKey second = table.add(source())->key;
+  EXPECT_NE(second.id, first.id);
+  pin.reset();
+  EXPECT_TRUE(table.remove(first, deadline_in(milliseconds(0))).ok());
+  EXPECT_TRUE(table.pin(second).ok());
+}
+
+TEST_F(RegionTableFixture, AnEngineThatEndsHidesWhatIsRegisteredTwice) {
+  const RegionKey key = table.add(source())->key;
+  ASSERT_EQ(table.add(source())->key, key);
+  table.hide_all();
+  EXPECT_EQ(table.pin(key).status().code(), Code::kStale);
+  EXPECT_EQ(peer_view->still_current(key).code(), Code::kStale);
+}
+
+class Warnings {  // catches what is logged while it lives
+ public:
+  Warnings() {
+    set_log_sink([this](LogLevel level, std::string_view line) {
+      if (level >= LogLevel::kWarning) lines_.emplace_back(line);
+    });
+  }
+  ~Warnings() { set_log_sink({}); }
+  const std::vector<std::string>& lines() const { return lines_; }
+
+ private:
+  std::vector<std::string> lines_;
+};
+
+TEST_F(RegionTableFixture, MemoryThatIsRegisteredAllTheTimeIsWarnedOfOnceByName) {
+  const Warnings warnings;
+  for (std::uint32_t i = 0; i < 3 * RegistrationRate::kMostPerWindow; ++i) {
+    EXPECT_TRUE(i > RegistrationRate::kMostPerWindow || warnings.lines().empty());
+    const RegionKey key = table.add(source())->key;
+    ASSERT_TRUE(table.remove(key, deadline_in(milliseconds(0))).ok());
+  }
+  ASSERT_EQ(warnings.lines().size(), 1U);
+  const std::string& line = warnings.lines().front();
+  const auto address = address_text(reinterpret_cast<std::uint64_t>(memory.data()));
+  for (const std::string& word :
+       {std::string("registered_too_often"), address, std::string("bytes=4096"), std::string("name=layer.0"),
+        std::string("times=61"), std::string("register this memory once")}) {
+    EXPECT_NE(line.find(word), std::string::npos) << word << " is missing in " << line;
+  }
+}
+
+TEST(RegistrationRate, WarnsAtMostOnceAMinuteAndForgetsWhatIsOld) {
+  RegistrationRate rate;
+  const Clock::time_point start = Clock::now();
+  const auto repeat = [&](std::uint64_t address, std::uint32_t times, std::chrono::seconds at) {
+    std::uint32_t warnings = 0;
+    for (std::uint32_t i = 0; i < times; ++i) warnings += rate.count(address, 64, start + at) ? 1U : 0U;
+    return warnings;
+  };
+  const auto most = RegistrationRate::kMostPerWindow;
+  EXPECT_EQ(repeat(1, most, std::chrono::seconds(0)), 0U);
+  EXPECT_EQ(repeat(1, most, std::chrono::seconds(61)), 0U) << "those of the minute before do not count";
+  EXPECT_EQ(repeat(1, 5, std::chrono::seconds(62)), 1U);
+  EXPECT_EQ(repeat(2, 2 * most, std::chrono::seconds(63)), 0U) << "another range within the same minute";
+  EXPECT_EQ(repeat(2, 2 * most, std::chrono::seconds(125)), 1U);
+}
+
+TEST(RegistrationRate, MemoryThatChangesAllTheTimeIsNotRememberedWithoutEnd) {
+  RegistrationRate rate;
+  const Clock::time_point now = Clock::now();
+  for (std::uint64_t i = 0; i < RegistrationRate::kMaxRanges; ++i) EXPECT_FALSE(rate.count(i, 64, now));
+  for (int i = 0; i < 1000; ++i) EXPECT_FALSE(rate.count(UINT64_MAX, 64, now)) << "no room to count it";
+  for (std::uint32_t i = 1; i < RegistrationRate::kMostPerWindow; ++i) EXPECT_FALSE(rate.count(7, 64, now));
+  EXPECT_EQ(rate.count(7, 64, now), RegistrationRate::kMostPerWindow + 1);
 }
 
 TEST_F(RegionTableFixture, RemoveWaitsForPinsAndHidesTheRegionAtOnce) {

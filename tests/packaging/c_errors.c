@@ -56,6 +56,15 @@ static void check_transfers(void) {
   char metadata[2];
   CHECK(kvf_peer_metadata(peer, metadata, sizeof metadata) == 5 && memcmp(metadata, "he", 2) == 0);
   FAILS(kvf_peer_region(peer, "no such", &found), KVF_NOT_FOUND, "no such");
+  kvf_region first, second;
+  CHECK(kvf_register(owner, memory, 8, "twice", KVF_REMOTE_READ, &first) == KVF_OK);
+  CHECK(kvf_register(owner, memory + 8, 8, "twice", KVF_REMOTE_READ, &second) == KVF_OK && second.id != first.id);
+  CHECK(kvf_peer_refresh(peer, 5000) == KVF_OK);
+  FAILS(kvf_peer_region(peer, "twice", &found), KVF_INVALID_ARGUMENT, "2 regions 'twice'");
+  CHECK(kvf_unregister(owner, second, 5000) == KVF_OK);
+  CHECK(kvf_register(owner, memory, 8, "twice", KVF_REMOTE_READ, &second) == KVF_OK && second.id == first.id);
+  CHECK(kvf_unregister(owner, first, 5000) == KVF_OK && kvf_peer_refresh(peer, 5000) == KVF_OK);
+  CHECK(kvf_peer_region(peer, "twice", &found) == KVF_OK && found.generation == second.generation);
   CHECK(kvf_peer_region(peer, "memory", &found) == KVF_OK && found.id == offered.id && found.length == 4096);
 
   kvf_piece piece = {buffer.id, found.id, 0, 0, 4097};

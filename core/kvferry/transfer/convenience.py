@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import operator
 import threading
 from collections.abc import Iterable, Sequence
@@ -41,6 +42,20 @@ class Remote(NamedTuple):
         return self._replace(offset=self.offset + offset, length_bytes=self.length_bytes - offset)
 
 
+@dataclasses.dataclass
+class _Registered:
+    """Memory that transfers may name, and how many `register_memory` of it were not taken back."""
+
+    memory: Memory
+    region: Region
+    count: int = 1
+
+    def is_same(self, memory: Memory, name: str, access: Access) -> bool:
+        region = self.region
+        same = self.memory._replace(owner=None) == memory._replace(owner=None)
+        return same and (region.name, region.access) == (name, access) and region.registered
+
+
 class _Move(NamedTuple):
     """One contiguous run, resolved to regions."""
 
@@ -72,7 +87,7 @@ class TransferEngine:
             chosen = msgspec.structs.replace(chosen, transports=(protocol,))
         self.engine = Engine(chosen)
         self._lock = threading.Lock()  # guards the two below
-        self._registered: list[tuple[Memory, Region]] = []
+        self._registered: list[_Registered] = []
         self._peers: dict[str, Peer] = {}
 
     @property
@@ -81,24 +96,40 @@ class TransferEngine:
         return self.engine.endpoint
 
     def register_memory(self, buffer: Any, *, name: str = "", access: Access = "rw") -> Region:
-        """Make a buffer usable by transfers, and reachable for peers as `access` says; see
-        `Engine.register`."""
+        """Make a buffer usable by transfers, and reachable for peers as `access` says; see `Engine.register`.
+
+        The same memory with the same `name` and `access` once more is the same `Region`, without registering
+        it again: a program that registers before each transfer pays once. It goes with as many
+        `unregister_memory`.
+        """
+        memory = memory_of(buffer)
+        with self._lock:
+            for entry in self._registered:
+                if entry.count > 0 and entry.is_same(memory, name, access):
+                    entry.count += 1
+                    return entry.region
         region = self.engine.register(buffer, name=name, access=access)
         with self._lock:
-            self._registered.append((memory_of(buffer), region))
+            self._registered.append(_Registered(memory, region))
         return region
 
     def unregister_memory(self, region: Region, timeout_s: float = 5.0) -> None:
-        """End what `register_memory` began; see `Region.unregister`."""
+        """End what `register_memory` began; see `Region.unregister`. Call it as often as that."""
+        with self._lock:
+            entry = next((entry for entry in self._registered if entry.region is region), None)
+            if entry is not None:
+                entry.count = max(0, entry.count - 1)
+                if entry.count > 0:
+                    return
         region.unregister(timeout_s)
         with self._lock:
-            self._registered = [entry for entry in self._registered if entry[1] is not region]
+            self._registered = [other for other in self._registered if other is not entry]
 
     def remote(self, endpoint: str, region: str, *, timeout_s: float | None = None) -> Remote:
         """Return the start of the region that the engine at `endpoint` calls `region`.
 
         Connects at the first call and after a loss; looks for new regions if the name is not known. Raises
-        what `Engine.connect` raises, and `NotFoundError`.
+        what `Engine.connect` raises, `NotFoundError`, and `InvalidArgumentError` if several are called so.
         """
         peer = self._connect(endpoint, timeout_s)
         try:
@@ -194,10 +225,11 @@ class TransferEngine:
     def _region_of(self, memory: Memory) -> tuple[Region, int]:
         end = memory.address + memory.length_bytes
         with self._lock:
-            for whole, region in self._registered:
+            for entry in self._registered:
+                whole = entry.memory
                 inside = whole.address <= memory.address and end <= whole.address + whole.length_bytes
-                if inside and whole.kind == memory.kind:
-                    return region, memory.address - whole.address
+                if inside and whole.kind == memory.kind and entry.region.registered:
+                    return entry.region, memory.address - whole.address
         raise InvalidArgumentError(
             f"the buffer of {memory.length_bytes} bytes at {memory.address:#x} is not part of registered "
             "memory: call register_memory first"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import threading
 import weakref
@@ -12,7 +13,7 @@ from typing import Any, Literal
 import numpy as np
 
 from kvferry import _native
-from kvferry._native import BlockList, Endpoint, Message, Plan
+from kvferry._native import BlockList, Endpoint, Message, Plan, RegionInfo
 from kvferry.config import TransferOptions
 from kvferry.errors import InvalidArgumentError
 from kvferry.transfer import _logging
@@ -46,11 +47,11 @@ class Engine:
         self._options = TransferOptions() if options is None else options
         _logging.start()
         self._native = _native.Engine(native_options(self._options, metadata))
-        self._memory: dict[
-            tuple[int, int], Memory | None
-        ] = {}  # keeps registered memory alive, by region key
+        # Keeps registered memory alive: for each region, by id and generation, that of each registration.
+        self._memory: dict[tuple[int, int], dict[int, Memory | None]] = {}
         self._read_only: dict[int, int] = {}  # regions that may not be read into: id to generation
         self._lock = threading.Lock()  # guards the two above
+        self._tickets = itertools.count()
         self._finalizer = weakref.finalize(self, _close, self._native, self._memory)
 
     @property
@@ -77,6 +78,11 @@ class Engine:
         (no, empty or non-contiguous memory, or read-only memory for access "w"), `UnsupportedError` and
         `UnavailableError` (memory that cannot be reached here, with its kind), `ResourceExhaustedError` (too
         many regions).
+
+        The same memory once more, with the same `name` and `access`, is the same region, at little cost; it
+        is unregistered with the last of the `Region` objects. More than 60 registrations of one range within
+        a minute are warned of. Names need not differ, but peers cannot look a region up by a name that two
+        have.
         """
         memory = memory_of(buffer)
         if memory.read_only and "w" in access:
@@ -84,11 +90,8 @@ class Engine:
                 f"this {type(buffer).__name__} is read-only, so access={access!r} is impossible: use 'r'"
             )
         info = self._native.register_address(memory.address, memory.length_bytes, name, access, memory.kind)
-        with self._lock:
-            self._memory[info.id, info.generation] = memory
-            if memory.read_only:
-                self._read_only[info.id] = info.generation
-        return Region(self, info, read_only=memory.read_only, memory=None)
+        ticket = self._keep(info, memory)
+        return Region(self, info, ticket, read_only=memory.read_only, memory=None)
 
     def allocate(self, length_bytes: int, *, name: str = "", access: Access = "r") -> Region:
         """Make a zeroed region of our own, which peers on this host map and copy without system calls.
@@ -97,9 +100,8 @@ class Engine:
         `InvalidArgumentError`, `ResourceExhaustedError`.
         """
         info, address = self._native.allocate(length_bytes, name, access)
-        with self._lock:
-            self._memory[info.id, info.generation] = None  # the native engine owns it
-        return Region(self, info, read_only=False, memory=view_of(address, length_bytes))
+        ticket = self._keep(info, None)  # the native engine owns it
+        return Region(self, info, ticket, read_only=False, memory=view_of(address, length_bytes))
 
     def open_file(
         self,
@@ -125,9 +127,7 @@ class Engine:
         (direct="always" where it is not possible), each naming the path.
         """
         info = self._native.open_file(os.fsencode(path), length_bytes or 0, create, access, direct, sync)
-        with self._lock:
-            self._memory[info.id, info.generation] = None
-        return Region(self, info, read_only=False, memory=None)
+        return Region(self, info, self._keep(info, None), read_only=False, memory=None)
 
     @property
     def self_peer(self) -> Peer:
@@ -138,17 +138,39 @@ class Engine:
     def _file_note(self, region: Region) -> str:
         return self._native.file_note(region.id, region.generation)
 
+    def _keep(self, info: RegionInfo, memory: Memory | None) -> int:
+        """Keep a registration's memory alive; returns its ticket."""
+        ticket = next(self._tickets)
+        with self._lock:
+            self._memory.setdefault((info.id, info.generation), {})[ticket] = memory
+            self._note_read_only((info.id, info.generation))
+        return ticket
+
+    def _is_registered(self, region: Region) -> bool:
+        with self._lock:
+            return region._ticket in self._memory.get((region.id, region.generation), ())
+
     def _unregister(self, region: Region, timeout_s: float) -> None:
+        if not self._is_registered(region):
+            return
         key = (region.id, region.generation)
+        self._native.unregister(*key, timeout_s)
         with self._lock:
-            if key not in self._memory:
-                return
-        self._native.unregister(region.id, region.generation, timeout_s)
-        with self._lock:
-            self._memory.pop(key, None)
-            if self._read_only.get(region.id) == region.generation:  # the id may be in use again
-                del self._read_only[region.id]
+            held = self._memory.get(key, {})  # empty once the engine was closed
+            held.pop(region._ticket, None)
+            if not held:
+                self._memory.pop(key, None)
+            self._note_read_only(key)
         region._forget_memory()
+
+    def _note_read_only(self, key: tuple[int, int]) -> None:
+        """Bring `_read_only` up to date; the lock is held. Whoever registers memory as writable may write."""
+        held = self._memory.get(key, {}).values()
+        region, generation = key
+        if held and all(memory is not None and memory.read_only for memory in held):
+            self._read_only[region] = generation
+        elif self._read_only.get(region) == generation:  # the id may be in use again
+            del self._read_only[region]
 
     def set_metadata(self, metadata: bytes) -> None:
         """Replace what new peers get at first contact and old ones by `Peer.refresh`; at most 64 KiB."""
@@ -293,7 +315,7 @@ class Engine:
         return f"Engine(node_id={self.node_id!r}, endpoint='{self.endpoint}')"
 
 
-def _close(native: _native.Engine, memory: dict[tuple[int, int], Memory | None]) -> None:
+def _close(native: _native.Engine, memory: dict[tuple[int, int], dict[int, Memory | None]]) -> None:
     """Close first, let go of the registered memory after it."""
     native.close()
     memory.clear()

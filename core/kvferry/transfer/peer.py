@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from kvferry import _native
 from kvferry._native import Endpoint, PeerStats, RegionInfo
-from kvferry.errors import KVFerryError, NotFoundError
+from kvferry.errors import InvalidArgumentError, KVFerryError, NotFoundError
 
 
 class Peer:
@@ -46,10 +46,20 @@ class Peer:
         return self._native.regions
 
     def region(self, name: str) -> RegionInfo:
-        """Return the region called `name`; `NotFoundError` if the last `refresh` saw none."""
-        for info in self._native.regions:
-            if info.name == name:
-                return info
+        """Return the region called `name`.
+
+        Names need not differ: `InvalidArgumentError` if several regions have this one, then take the id from
+        `regions`. `NotFoundError` if the last `refresh` saw none.
+        """
+        found = [info for info in self._native.regions if info.name == name]
+        if len(found) == 1:
+            return found[0]
+        if found:
+            ids = ", ".join(str(info.id) for info in found)
+            raise InvalidArgumentError(
+                f"peer {self.endpoint} ({self.node_id}) has {len(found)} regions {name!r} (ids {ids}): its "
+                "owner must give each a name of its own, or take the one you mean from Peer.regions"
+            )
         raise NotFoundError(
             f"peer {self.endpoint} ({self.node_id}) has no region {name!r}; refresh() looks again"
         )

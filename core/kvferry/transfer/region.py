@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import threading
 from typing import TYPE_CHECKING
 
 from kvferry._native import RegionInfo
-from kvferry.errors import StaleError
+from kvferry.errors import DeadlineExceededError, StaleError
 
 if TYPE_CHECKING:
     from kvferry.transfer.engine import Engine
@@ -15,15 +16,20 @@ class Region:
     """A registered range. Made by `Engine.register` and `Engine.allocate`, which keep the memory alive until
     it is unregistered, and by `Engine.open_file`, which keeps the file open until then.
 
+    Memory that is registered twice (the same address, length, access, kind and name) has two of these with
+    one id, and stays reachable until both are unregistered.
+
     Thread-safe. `memory` is set for allocated regions only: a writable view, which must not be used after
     `unregister` or `Engine.close`.
     """
 
     def __init__(
-        self, engine: Engine, info: RegionInfo, *, read_only: bool, memory: memoryview | None
+        self, engine: Engine, info: RegionInfo, ticket: int, *, read_only: bool, memory: memoryview | None
     ) -> None:
         self._engine = engine
         self._info = info
+        self._ticket = ticket  # tells apart registrations of one region
+        self._ending = threading.Lock()  # held by the thread that unregisters it
         self._memory = memory
         self.read_only = (
             read_only  # whether our own user forbids writing: then it cannot be the target of a read
@@ -74,12 +80,22 @@ class Region:
             )
         return self._memory
 
+    @property
+    def registered(self) -> bool:
+        """Whether it was not unregistered yet."""
+        return self._engine._is_registered(self)
+
     def unregister(self, timeout_s: float = 5.0) -> None:
         """Make it unreachable and wait until no transfer touches it; idempotent.
 
         Raises `DeadlineExceededError` if a transfer still runs then: the memory stays reserved, call again.
         """
-        self._engine._unregister(self, timeout_s)
+        if not self._ending.acquire(timeout=timeout_s):
+            raise DeadlineExceededError(f"another thread still unregisters {self!r} after {timeout_s} s")
+        try:
+            self._engine._unregister(self, timeout_s)
+        finally:
+            self._ending.release()
 
     def __repr__(self) -> str:
         return f"Region(id={self.id}, name={self.name!r}, {self.length_bytes} bytes, access={self.access!r})"

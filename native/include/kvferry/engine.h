@@ -151,6 +151,9 @@ class KVFERRY_API Engine {
   virtual Endpoint endpoint() const = 0;  // what peers should connect to
 
   // Makes [data, data+length) reachable for peers with `access`. The memory must stay valid until unregister returns.
+  // Registered again with the same length, access, kind and name, it is the same region, which goes with the last of as
+  // many unregister(); what is registered more than 60 times within a minute is warned of. Names need not differ, but
+  // peers cannot look a region up by a name that two have.
   virtual Result<RegionInfo> register_memory(void* data, std::uint64_t length, std::string name, std::uint8_t access,
                                              MemoryKind kind) = 0;
   // A region of our own in a memfd: peers of this host map it once and copy without system calls.
@@ -161,7 +164,8 @@ class KVFERRY_API Engine {
   // (no space), kUnsupported (no direct access), each naming the path.
   virtual Result<RegionInfo> open_file(const std::string& path, const FileOptions& options) = 0;
   virtual Result<std::string> file_note(RegionKey key) = 0;  // how its bytes are moved, and why not better
-  // After it returns no transfer touches the memory any more. kDeadlineExceeded if one is still running then.
+  // After it returns no transfer touches the memory any more, unless it is registered twice. kDeadlineExceeded if one
+  // is still running then.
   virtual Status unregister(RegionKey key, milliseconds timeout) = 0;
   virtual Status set_metadata(std::string metadata) = 0;
 

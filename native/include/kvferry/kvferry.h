@@ -95,7 +95,8 @@ KVFERRY_C_API void kvf_engine_free(kvf_engine* engine);
 KVFERRY_C_API const char* kvf_engine_endpoint(const kvf_engine* engine);
 KVFERRY_C_API const char* kvf_engine_node_id(const kvf_engine* engine);
 
-/* Makes [data, data + length) reachable for peers; the memory stays valid until kvf_unregister has returned. */
+/* Makes [data, data + length) reachable for peers; the memory stays valid until kvf_unregister has returned. The same
+ * once more is the same region, which goes with the last of as many kvf_unregister. */
 KVFERRY_C_API kvf_code kvf_register(kvf_engine* engine, void* data, uint64_t length, const char* name, unsigned access,
                                     kvf_region* region);
 /* Zeroed memory of the engine's own, which peers of this host map and copy without system calls. */
@@ -116,7 +117,8 @@ KVFERRY_C_API void kvf_peer_close(kvf_peer* peer);
 KVFERRY_C_API uint64_t kvf_peer_handle(const kvf_peer* peer); /* what kvf_message_peer returns */
 KVFERRY_C_API kvf_code kvf_peer_status(const kvf_peer* peer); /* KVF_OK while alive, else why it was lost */
 KVFERRY_C_API kvf_code kvf_peer_refresh(kvf_peer* peer, int64_t timeout_ms); /* fetch its regions anew */
-/* The peer's region called `name`, as of first contact or the last refresh; KVF_NOT_FOUND. */
+/* The peer's region called `name`, as of first contact or the last refresh; KVF_NOT_FOUND, KVF_INVALID_ARGUMENT if
+ * several are called so. */
 KVFERRY_C_API kvf_code kvf_peer_region(const kvf_peer* peer, const char* name, kvf_region* region);
 /* Copies at most `capacity` bytes of the peer's metadata; returns its whole length. */
 KVFERRY_C_API size_t kvf_peer_metadata(const kvf_peer* peer, void* buffer, size_t capacity);

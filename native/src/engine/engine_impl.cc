@@ -183,6 +183,7 @@ Result<RegionInfo> EngineImpl::open_file(const std::string& path, const FileOpti
 Status EngineImpl::unregister(RegionKey key, milliseconds timeout) {
   KVF_RETURN_IF_ERROR(core_->check_process());
   KVF_RETURN_IF_ERROR(core_->regions.remove(key, deadline_in(timeout)));
+  if (const auto left = core_->regions.find(key.id); left.ok() && left->key == key) return {};  // registered twice
   core_->files.forget(key);
   const std::lock_guard lock(mutex_);
   const auto arena = arena_of_.find(key);
@@ -408,7 +409,7 @@ void EngineImpl::close() {
   core_->inbox.close();
   // Same-host peers copy on their own: hide the memory from them, then wait for copies that are under way. Regions
   // that a serving thread still holds need no wait: those threads are joined below.
-  for (const RegionInfo& region : core_->regions.list()) (void)core_->regions.remove(region.key, Clock::now());
+  core_->regions.hide_all();
   const Status quiet = core_->attachments.quiesce(deadline_in(kCloseQuiesce));
   if (!quiet.ok()) log_event(LogLevel::kError, "close_with_peers_copying", {{"reason", quiet}});
   core_->attachments.close();

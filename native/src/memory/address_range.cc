@@ -51,15 +51,8 @@ std::optional<Mapping> parse_mapping(std::string_view line) {
   return mapping;
 }
 
-std::string hex(std::uint64_t value) {
-  std::string out(16, '0');
-  const auto [end, error] = std::to_chars(out.data(), out.data() + out.size(), value, 16);
-  out.resize(static_cast<std::size_t>(end - out.data()));
-  return "0x" + out;
-}
-
 Status not_usable(std::uint64_t at, std::string_view why) {
-  return {Code::kInvalidArgument, "address " + hex(at) + " of this process is not " + std::string(why)};
+  return {Code::kInvalidArgument, "address " + address_text(at) + " of this process is not " + std::string(why)};
 }
 
 // Without /proc: tells mapped from unmapped, but not the protection.
@@ -75,6 +68,13 @@ Status check_resident(std::uint64_t begin, std::uint64_t end) {
 }
 
 }  // namespace
+
+std::string address_text(std::uint64_t address) {
+  std::string out(16, '0');
+  const auto [end, error] = std::to_chars(out.data(), out.data() + out.size(), address, 16);
+  out.resize(static_cast<std::size_t>(end - out.data()));
+  return "0x" + out;
+}
 
 Status check_mapped(const void* data, std::uint64_t length, bool writable) {
   const auto begin = reinterpret_cast<std::uint64_t>(data);

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <string>
 
 #include "kvferry/status.h"
 #include "kvferry/types.h"
@@ -23,6 +24,8 @@ void advise_huge_pages(void* data, std::uint64_t length);
 bool collapse_into_huge_pages(void* data, std::uint64_t length);
 // The whole huge pages inside the range, as far as `budget` lasts; the kernel then goes on by itself, slowly.
 void collapse_into_huge_pages(void* data, std::uint64_t length, milliseconds budget);
+
+std::string address_text(std::uint64_t address);  // "0x7f0c10002000"
 
 // offset + length <= limit, without overflow.
 constexpr bool range_fits(std::uint64_t offset, std::uint64_t length, std::uint64_t limit) {

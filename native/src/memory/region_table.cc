@@ -4,6 +4,7 @@
 
 #include "base/deadline.h"
 #include "base/limits.h"
+#include "base/log.h"
 #include "memory/address_range.h"
 
 namespace kvferry {
@@ -83,6 +84,12 @@ struct RegionTable::Region {
   RegionInfo info;
   MemoryPlace place;
   std::byte* data = nullptr;
+  bool shareable = false;  // may be registered again: the user's own memory
+
+  bool same_as(const RegionSource& source) const {
+    return shareable && source.arena_index == 0 && data == source.data && info.length == source.length &&
+           info.kind == source.kind && info.access == source.access && info.name == source.name;
+  }
 
   bool covers(const std::byte* begin, std::uint64_t length) const {
     const auto first = reinterpret_cast<std::uint64_t>(begin), base = reinterpret_cast<std::uint64_t>(data);
@@ -91,6 +98,7 @@ struct RegionTable::Region {
 
   std::mutex mutex;  // guards what follows; taken after the table's
   std::condition_variable unpinned;
+  std::uint64_t registrations = 1;
   std::uint64_t pins = 0;
   bool hidden = false;
 };
@@ -147,7 +155,43 @@ Result<std::uint32_t> RegionTable::free_slot() {
   return static_cast<std::uint32_t>(slots_.size() - 1);
 }
 
+std::optional<RegionInfo> RegionTable::add_to_twin(const RegionSource& source) {
+  for (const Slot& slot : slots_) {
+    if (!slot.region || !slot.region->same_as(source)) continue;
+    const std::lock_guard lock(slot.region->mutex);
+    if (slot.region->hidden) continue;  // on its way out
+    ++slot.region->registrations;
+    return slot.region->info;
+  }
+  return std::nullopt;
+}
+
+void RegionTable::note_registration(const RegionSource& source) {
+  const Clock::time_point now = Clock::now();
+  std::optional<std::uint32_t> times;
+  {
+    const std::lock_guard lock(mutex_);
+    times = rate_.count(reinterpret_cast<std::uint64_t>(source.data), source.length, now);
+  }
+  if (!times) return;
+  log_event(
+      LogLevel::kWarning, "registered_too_often",
+      {{"address", address_text(reinterpret_cast<std::uint64_t>(source.data))},
+       {"bytes", source.length},
+       {"name", source.name},
+       {"times", *times},
+       {"within_s", RegistrationRate::kWindow.count()},
+       {"advice",
+        "register this memory once, keep the region for all transfers, and unregister it when the memory is given "
+        "back: looking at it and telling peers takes longer than a small transfer"}});
+}
+
 Result<RegionInfo> RegionTable::add(RegionSource source) {
+  if (source.arena_index == 0 && source.data != nullptr) {
+    note_registration(source);
+    const std::lock_guard lock(mutex_);
+    if (auto shared = add_to_twin(source)) return *std::move(shared);
+  }
   KVF_ASSIGN_OR_RETURN(const MemoryPlace place, check_memory(source));
   const bool in_memory = source.kind == MemoryKind::kHost;  // what same-host peers may copy by themselves
   if (advise_huge_pages_ && source.arena_index == 0 && in_memory) {
@@ -158,7 +202,9 @@ Result<RegionInfo> RegionTable::add(RegionSource source) {
   auto region = std::make_shared<Region>();
   region->data = static_cast<std::byte*>(source.data);
   region->place = place;
+  region->shareable = source.arena_index == 0 && source.kind != MemoryKind::kFile;
   const std::lock_guard lock(mutex_);
+  if (auto shared = add_to_twin(source)) return *std::move(shared);  // another thread was faster
   KVF_ASSIGN_OR_RETURN(const std::uint32_t index, free_slot());
   Slot& slot = slots_[index];
   const RegionKey key{index + 1, ++slot.generation};
@@ -252,6 +298,16 @@ std::vector<RegionInfo> RegionTable::list() const {
   return out;
 }
 
+void RegionTable::hide_all() {
+  const std::lock_guard lock(mutex_);
+  for (const Slot& slot : slots_) {
+    if (!slot.region) continue;
+    const std::lock_guard region_lock(slot.region->mutex);
+    if (!slot.region->hidden && directory_ != nullptr) directory_->withdraw(slot.region->info.key.id);
+    slot.region->hidden = true;
+  }
+}
+
 void RegionTable::set_quiesce(std::function<Status(Deadline)> quiesce) { quiesce_ = std::move(quiesce); }
 
 Status RegionTable::remove(RegionKey key, Deadline deadline) {
@@ -260,6 +316,7 @@ Status RegionTable::remove(RegionKey key, Deadline deadline) {
     const std::lock_guard lock(mutex_);
     KVF_ASSIGN_OR_RETURN(region, lookup(key, true));
     const std::lock_guard region_lock(region->mutex);
+    if (!region->hidden && --region->registrations > 0) return {};
     if (!region->hidden && directory_ != nullptr) directory_->withdraw(key.id);
     region->hidden = true;
   }

@@ -10,6 +10,7 @@
 #include <functional>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -17,6 +18,7 @@
 #include "kvferry/status.h"
 #include "kvferry/types.h"
 #include "memory/region_directory.h"
+#include "memory/registration_rate.h"
 
 namespace kvferry {
 
@@ -66,6 +68,9 @@ class RegionTable {
   // A file (kFile) has no memory: `data` is null, and peers never learn of it.
   // kInvalidArgument (null, empty, unmapped, wrapped range, name too long, access bits), kUnsupported (kind that this
   // build cannot reach, by name), kResourceExhausted (kMaxRegions).
+  //
+  // Memory that is registered already (address, length, kind, access and name the same; not files and arenas) is the
+  // same region once more, without a second look at it; it goes with as many remove() as there were add().
   Result<RegionInfo> add(RegionSource source);
 
   // By the exact key, for whatever a peer names: kNotFound, kStale.
@@ -85,8 +90,10 @@ class RegionTable {
 
   // Called by remove() after the region was hidden, to wait for peers that copy without asking. Set once, before use.
   void set_quiesce(std::function<Status(Deadline)> quiesce);
-  // Hides the region, then waits. kDeadlineExceeded: still in use; it stays hidden, and remove() may be called again.
+  // Takes one add() back. The last one hides the region, then waits. kDeadlineExceeded: still in use; it stays hidden,
+  // and remove() may be called again.
   Status remove(RegionKey key, Deadline deadline);
+  void hide_all();  // for the engine's end: no new pins, whoever registered; those held stay
 
  private:
   struct Slot {
@@ -95,12 +102,15 @@ class RegionTable {
   };
   Result<std::shared_ptr<Region>> lookup(RegionKey key, bool hidden_too) const;  // mutex_ held
   Result<std::uint32_t> free_slot();                                             // mutex_ held
+  std::optional<RegionInfo> add_to_twin(const RegionSource& source);             // mutex_ held
+  void note_registration(const RegionSource& source);
 
   RegionDirectoryWriter* const directory_;
   const bool advise_huge_pages_;
   std::atomic<std::uint32_t> device_regions_{0};
-  mutable std::mutex mutex_;  // guards slots_ and the directory
+  mutable std::mutex mutex_;  // guards slots_, rate_ and the directory
   std::vector<Slot> slots_;   // index = id - 1
+  RegistrationRate rate_;
   std::function<Status(Deadline)> quiesce_;
 };
 

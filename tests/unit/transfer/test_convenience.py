@@ -114,6 +114,25 @@ def test_mistakes_are_named(pair):
         user.transfer(there, ours)
 
 
+def test_memory_registered_twice_goes_with_the_second_unregistering(pair):
+    owner, user = pair
+    theirs, ours = pattern(64), np.zeros(64, np.uint8)
+    owner.register_memory(theirs, name="cache")
+    region = user.register_memory(ours)
+    assert user.register_memory(ours) is region
+    assert user.register_memory(ours, access="r") is not region
+    there = user.remote(str(owner.endpoint), "cache")
+    user.unregister_memory(region)
+    user.wait(user.transfer(there, ours))
+    user.unregister_memory(region)
+    assert not region.registered
+    user.unregister_memory(region)
+    again = user.register_memory(ours)
+    assert again is not region
+    again.unregister()  # past the convenience
+    assert user.register_memory(ours) is not again
+
+
 def test_wait_says_when_a_transfer_goes_on():
     options = TransferOptions(transports=("tcp",), fault_plan="*:delay=2000")
     theirs, ours = pattern(64), np.zeros(64, np.uint8)

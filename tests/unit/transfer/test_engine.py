@@ -127,6 +127,38 @@ def test_read_into_read_only_memory_is_refused(pair):
     assert target == b"constant" * 512
 
 
+def test_memory_that_someone_registered_as_writable_may_be_read_into(pair):
+    memory = bytearray(4096)
+    view = memoryview(memory).toreadonly()
+    here = pair.client.register(view, name="m")
+    writable = pair.client.register(memory, name="m")
+    assert writable.id == here.id
+    there = pair.server.register(b"x" * 4096, name="m")
+    pair.peer.refresh()
+    rows = pieces((here.id, there.id, 0, 0, 4096))
+    move(pair.client, pair.peer, rows).raise_if_failed()
+    assert bytes(memory) == b"x" * 4096
+    writable.unregister()
+    assert here.registered
+    assert not writable.registered
+    with pytest.raises(InvalidArgumentError, match="read-only memory"):
+        pair.client.prepare(pair.peer, rows, "read")
+
+
+def test_peer_region_refuses_a_name_that_several_regions_have(pair):
+    memory = bytearray(8192)
+    first = pair.server.register(memoryview(memory)[:4096], name="twice")
+    second = pair.server.register(memoryview(memory)[4096:], name="twice")
+    pair.peer.refresh()
+    with pytest.raises(
+        InvalidArgumentError, match=rf"2 regions 'twice' \(ids {first.id}, {second.id}\).*Peer.regions"
+    ):
+        pair.peer.region("twice")
+    second.unregister()
+    pair.peer.refresh()
+    assert pair.peer.region("twice").id == first.id
+
+
 def test_peer_region_unknown_name_says_what_to_do(pair):
     with pytest.raises(NotFoundError, match=r"has no region 'nope'; refresh\(\)"):
         pair.peer.region("nope")

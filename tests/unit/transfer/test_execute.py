@@ -93,6 +93,7 @@ def test_a_signal_handler_runs_and_may_end_it(send):
         plan = engine.prepare(peer, pieces((here.id, there.id, 0, 0, 4096)), "read")
         engine.execute(plan).raise_if_failed()
         child.process.send_signal(signal.SIGSTOP)
+        os.waitid(os.P_PID, child.process.pid, os.WSTOPPED | os.WNOWAIT)
         before = signal.signal(signal.SIGUSR1, ring)
         timer = threading.Timer(0.2, send)
         timer.start()
