@@ -78,6 +78,13 @@ TEST_P(Drivers, TellDeviceMemoryFromHostMemory) {
   ASSERT_TRUE(host.ok());
   EXPECT_FALSE(host->has_value());
   EXPECT_TRUE(known_place(&on_the_stack) == MemoryPlace());
+  const auto pinned = driver_->allocate_pinned(1, kLength);
+  ASSERT_TRUE(pinned.ok());
+  const auto of_pinned = driver_->inspect(static_cast<std::byte*>(*pinned) + 5);
+  ASSERT_TRUE(of_pinned.ok());
+  EXPECT_FALSE(of_pinned->has_value()) << "pinned memory is the host's";
+  EXPECT_TRUE(known_place(*pinned) == MemoryPlace());
+  EXPECT_TRUE(driver_->release_pinned(1, *pinned).ok());
   EXPECT_TRUE(driver_->release(1, memory).ok());
 }
 

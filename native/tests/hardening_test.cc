@@ -140,8 +140,17 @@ TEST(Hardening, CapsConnections) {
   std::optional<RawPeer> peer(*target.engine);
   std::vector<UniqueFd> held;
   for (std::uint32_t i = 0; i < 3; ++i) held.push_back(peer->open(wire::Purpose::kTcpData));
+  auto caller = Engine::create(options);
+  ASSERT_TRUE(caller.ok());
+  const Status refused = (*caller)->connect(target.engine->endpoint(), {}, kPatience).status();
+  EXPECT_EQ(refused.code(), Code::kResourceExhausted);
+  for (const std::string& words :
+       {target.engine->node_id().to_string() + " at " + target.engine->endpoint().to_string() + " serves 4 connections",
+        "one more, of node " + (*caller)->node_id().to_string(), std::string("raise max_connections there")}) {
+    EXPECT_NE(refused.message().find(words), std::string::npos) << refused.message();
+  }
   EXPECT_TRUE(is_closed(peer->open(wire::Purpose::kTcpData)));
-  EXPECT_EQ(dropped(*target.engine, "too_many_connections"), 1u);
+  EXPECT_EQ(dropped(*target.engine, "too_many_connections"), 2u);
   peer.reset();
   ASSERT_TRUE(eventually([&] { return target.engine->peers().empty(); }));
   expect_working(*target.engine, target.buffer);
@@ -299,6 +308,13 @@ TEST(Hardening, LosesAPeerThatFloodsOrDoesNotRead) {
   Status sent;
   for (int i = 0; i < 70 && sent.ok(); ++i) sent = send_all(flood.control().get(), message, patience());
   EXPECT_TRUE(eventually([&] { return dropped(*target.engine, "inbox_full") == 1; }));
+  for (;;) {  // behind its regions there is a last word
+    const auto frame = recv_frame(flood.control().get(), patience());
+    if (!frame.ok()) break;  // our own flood may have cut it off
+    if (frame->header.type != FrameType::kGoodbye) continue;
+    EXPECT_EQ(wire::Goodbye::decode(frame->body)->reason, "its application leaves too many messages unread");
+    break;
+  }
   const Bytes request = encode_frame(FrameType::kRegionsRequest, 1, {});
   RawPeer deaf(*target.engine);
   sent = {};

@@ -10,7 +10,7 @@ The only package that reads the environment.
 from __future__ import annotations
 
 from kvferry.config.explain import explain, explain_changes, explain_rows, to_markdown
-from kvferry.config.fields import Field, all_fields
+from kvferry.config.fields import Field, all_fields, check_options
 from kvferry.config.loader import load_config
 from kvferry.config.logs import apply_log_options
 from kvferry.config.runtime import make_private, runtime_directory
@@ -36,6 +36,7 @@ __all__ = [
     "all_fields",
     "apply_log_options",
     "approximate_size",
+    "check_options",
     "environment_value",
     "explain",
     "explain_changes",

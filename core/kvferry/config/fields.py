@@ -11,7 +11,8 @@ from typing import Any, NamedTuple
 import msgspec
 
 from kvferry.config import units
-from kvferry.config.schema import SECRET_MASK, SECTIONS, is_secret
+from kvferry.config.schema import SECRET_MASK, SECTIONS, Options, is_secret
+from kvferry.errors import ConfigError
 
 
 class Field(NamedTuple):
@@ -99,6 +100,27 @@ def convert_value(field: Field, value: Any, *, text: bool) -> Any:
         return msgspec.convert(value, type=field.type, strict=not text)
     except msgspec.ValidationError as error:
         raise ValueError(str(error)) from None
+
+
+def check_options(options: Options) -> None:
+    """Check values that were given in code, as `load_config` checks those that come from outside.
+
+    Raises `ConfigError` that names every wrong one with what was expected.
+    """
+    section = next(name for name, kind in SECTIONS.items() if isinstance(options, kind))
+    problems = []
+    for field in all_fields():
+        if field.section != section:
+            continue
+        value = getattr(options, field.name)
+        try:
+            msgspec.convert(value, type=field.type)
+        except msgspec.ValidationError:
+            problems.append(
+                f"{field.key}: {field.show_unchecked(value)} is not allowed; expected {field.expected}"
+            )
+    if problems:
+        raise ConfigError("; ".join(problems))
 
 
 def _meta(annotation: Any) -> msgspec.Meta:

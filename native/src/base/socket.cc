@@ -220,9 +220,23 @@ Status look_at_link(int fd, milliseconds timeout, bool* looked_dead) {
   return {Code::kPeerLost, "the link is dead: nothing was acknowledged for " + std::to_string(timeout.count()) + " ms"};
 }
 
+// Who, how long, what to do.
+Status no_progress(int fd, short events, Clock::time_point began) {
+  if (fd < 0) return {Code::kDeadlineExceeded, "the time allowed is up"};
+  const auto remote = remote_endpoint(fd);
+  const std::string who = remote.ok() && is_tcp(*remote) ? remote->to_string() : "the other end";
+  const auto waited = std::chrono::duration_cast<milliseconds>(Clock::now() - began).count();
+  return {Code::kDeadlineExceeded,
+          ((events & POLLIN) != 0 ? "nothing came from " : "nothing could be sent to ") + who + " for " +
+              std::to_string(waited) +
+              " ms, until the time allowed was up: look whether it is stopped or overloaded, or " +
+              "whether a firewall drops what is sent"};
+}
+
 }  // namespace
 
 Status wait_for(int fd, short events, const Wait& wait) {
+  const Clock::time_point began = Clock::now();
   const int interrupt_fd = wait.interrupt != nullptr ? wait.interrupt->fd() : -1;  // poll ignores negative ones
   const bool looks = wait.link_timeout.count() > 0;
   bool looked_dead = false;
@@ -236,7 +250,7 @@ Status wait_for(int fd, short events, const Wait& wait) {
     if (ready > 0 && pollers[1].revents != 0) return {Code::kCancelled, "interrupted"};
     if (ready > 0 && (pollers[0].revents & POLLNVAL) != 0) return {Code::kInternal, "poll on a closed descriptor"};
     if (ready > 0) return {};
-    if (expired(wait.deadline)) return {Code::kDeadlineExceeded, "no progress within the time allowed"};
+    if (expired(wait.deadline)) return no_progress(fd, events, began);
     if (looks) KVF_RETURN_IF_ERROR(look_at_link(fd, wait.link_timeout, &looked_dead));
   }
 }

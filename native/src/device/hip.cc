@@ -15,6 +15,7 @@ struct IpcHandle {
 };
 
 constexpr int kSuccess = 0, kOutOfMemory = 2, kNotReady = 600;
+constexpr int kHostPointer = 4;         // HIP_POINTER_ATTRIBUTE_HOST_POINTER
 constexpr int kDeviceOrdinal = 9;       // HIP_POINTER_ATTRIBUTE_DEVICE_ORDINAL
 constexpr int kCopyDefault = 4;         // hipMemcpyDefault: the addresses tell the direction
 constexpr unsigned kNonBlocking = 1;    // hipStreamNonBlocking
@@ -163,8 +164,13 @@ Result<std::optional<VendorApi::Allocation>> HipApi::inspect(const void* address
   Allocation found;
   void* base = nullptr;
   std::size_t length = 0;
-  // Only device allocations have a range; the meaning of the memory type's numbers changed between ROCm 5 and 6.
+  // What has no range is none of HIP's. What has one may still be the host's, by hipHostMalloc, hipHostRegister or
+  // hipMallocManaged: only that has an address for the host. (The memory type would tell, too, but its numbers changed
+  // between ROCm 5 and 6.)
   if (calls_.address_range(&base, &length, at) != kSuccess) return std::optional<Allocation>();
+  void* for_host = nullptr;
+  const bool on_host = calls_.pointer_attribute(&for_host, kHostPointer, at) == kSuccess && for_host != nullptr;
+  if (on_host) return std::optional<Allocation>();
   KVF_RETURN_IF_ERROR(check(calls_.pointer_attribute(&found.device, kDeviceOrdinal, at), "hipPointerGetAttribute"));
   found.base = reinterpret_cast<std::uint64_t>(base);
   found.length = length;

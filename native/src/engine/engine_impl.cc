@@ -363,8 +363,7 @@ Status EngineImpl::send(std::uint64_t peer_handle, std::string_view body, millis
   }
   KVF_RETURN_IF_ERROR(core_->check_process());
   if (peer_handle == SelfPeer::kHandle) {
-    if (core_->inbox.push({peer_handle, std::string(body)})) return {};
-    return {Code::kResourceExhausted, "our own messages pile up: take them with next_message"};
+    return core_->inbox.push({peer_handle, std::string(body)}).with_context("a message to ourselves");
   }
   const auto peer = core_->peers.find(peer_handle);
   if (!peer) return {Code::kNotFound, "there is no peer " + std::to_string(peer_handle) + "; it may be lost"};

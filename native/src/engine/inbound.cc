@@ -74,6 +74,15 @@ Status check_purpose(const EngineCore& core, const InboundConnection& connection
   return {Code::kUnavailable, "node " + hello.self.to_string() + " has no control connection here"};
 }
 
+Status too_many_connections(const EngineCore& core, const wire::Hello& hello) {
+  return {
+      Code::kResourceExhausted,
+      "node " + core.local.id.to_string() + " at " + core.local.endpoint + " serves " +
+          std::to_string(core.options.max_connections) + " connections, as many as its max_connections allows, and " +
+          "refuses one more, of node " + hello.self.to_string() +
+          ": raise max_connections there (a peer takes 1 + tcp_streams of them), or close peers that are not needed"};
+}
+
 Result<wire::Hello> admit(EngineCore& core, InboundConnection& connection) {
   const Wait wait{deadline_in(kHandshakeTimeout), &connection.interrupt()};
   if (connection.same_host()) KVF_RETURN_IF_ERROR(check_same_user(connection.fd()));
@@ -81,7 +90,7 @@ Result<wire::Hello> admit(EngineCore& core, InboundConnection& connection) {
   // A node without a secret listens on loopback only, which all users of the host can reach.
   Status admitted = core.local.secret.empty() ? check_same_user(connection.fd()) : Status();
   if (admitted.ok() && !core.inbound.set_node(connection, hello.self)) {
-    admitted = {Code::kResourceExhausted, "all connections that max_connections allows are in use"};
+    admitted = too_many_connections(core, hello);
   }
   // After set_node(): if the control connection is lost from here on, this one is interrupted.
   if (admitted.ok()) admitted = check_purpose(core, connection, hello);

@@ -14,14 +14,23 @@ bool Inbox::has_room_locked(const Backlog& sender, std::size_t body_bytes) const
   return sender.messages < kMaxMessages / senders && sender.bytes + body_bytes <= kMaxBytes / senders;
 }
 
-bool Inbox::push(Message message) {
+Status Inbox::refusal_locked(const Backlog& sender) const {
+  return {Code::kResourceExhausted,
+          std::to_string(sender.messages) + " of its messages wait here unread, " + std::to_string(queue_.size()) +
+              " (" + std::to_string(bytes_) + " bytes) with those of others; no more are kept (" +
+              std::to_string(kMaxMessages) + ", " + std::to_string(kMaxBytes) +
+              " bytes): the application must take them by next_message, best in a thread that does nothing else"};
+}
+
+Status Inbox::push(Message message) {
   {
     std::lock_guard lock(mutex_);
-    if (closed_) return true;  // nobody will ask for it
+    if (closed_) return {};  // nobody will ask for it
     const auto sender = backlogs_.try_emplace(message.peer).first;
     if (!has_room_locked(sender->second, message.body.size())) {
+      const Status refusal = refusal_locked(sender->second);
       if (sender->second.messages == 0) backlogs_.erase(sender);
-      return false;
+      return refusal;
     }
     ++sender->second.messages;
     sender->second.bytes += message.body.size();
@@ -29,7 +38,7 @@ bool Inbox::push(Message message) {
     queue_.push_back(std::move(message));
   }
   arrived_.notify_one();
-  return true;
+  return {};
 }
 
 std::optional<Message> Inbox::pop(milliseconds timeout) {

@@ -11,6 +11,7 @@
 #include <optional>
 
 #include "kvferry/engine.h"
+#include "kvferry/status.h"
 
 namespace kvferry {
 
@@ -19,7 +20,8 @@ class Inbox {
   static constexpr std::size_t kMaxMessages = 65536;
   static constexpr std::size_t kMaxBytes = 64u << 20;
 
-  bool push(Message message);  // false: its sender has too much waiting; the message was not taken
+  // kResourceExhausted: its sender has too much waiting; the message was not taken.
+  Status push(Message message);
   std::optional<Message> pop(milliseconds timeout);
   void close();  // wakes all pop(); what is queued can still be taken
 
@@ -28,6 +30,7 @@ class Inbox {
     std::size_t messages = 0;
     std::size_t bytes = 0;
   };
+  Status refusal_locked(const Backlog& sender) const;
   bool has_room_locked(const Backlog& sender, std::size_t body_bytes) const;
 
   std::mutex mutex_;

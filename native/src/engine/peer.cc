@@ -369,9 +369,12 @@ Status PeerImpl::take_message(Frame& frame) {
       return *std::move(taken);
     }
   }
-  if (!core_->inbox.push({identity_.handle, std::string(as_text(frame.body))})) {
+  const Status taken = core_->inbox.push({identity_.handle, std::string(as_text(frame.body))});
+  if (!taken.ok()) {
     core_->counters.add_dropped("inbox_full");
-    return {Code::kResourceExhausted, "messages of " + name() + " pile up: the application does not take them"};
+    Status why = taken.with_context(name());
+    leave("its application leaves too many messages unread", why);
+    return why;
   }
   core_->counters.add(Counters::kMessagesReceived);
   return {};

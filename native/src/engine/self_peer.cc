@@ -39,8 +39,7 @@ LanePool::Hooks SelfLanes::hooks() {
                                     [self = shared_from_this(), body = std::move(body)] { body(); });
       },
       [this](const TransferImpl& transfer) {
-        if (core_->inbox.push({SelfPeer::kHandle, transfer.notify()})) return Status();
-        return Status(Code::kResourceExhausted, "messages pile up: the application does not take them");
+        return core_->inbox.push({SelfPeer::kHandle, transfer.notify()}).with_context("a message to ourselves");
       },
       [] { return Status(); },
   };

@@ -14,7 +14,6 @@
 #include <functional>
 #include <map>
 #include <mutex>
-#include <set>
 #include <thread>
 
 namespace fake_device {
@@ -29,8 +28,8 @@ struct Memory {  // a device allocation, or an import of one
 
 struct State {
   std::mutex mutex;
-  std::map<std::uintptr_t, Memory> memory;  // by the address given out
-  std::set<void*> host;
+  std::map<std::uintptr_t, Memory> memory;     // by the address given out
+  std::map<std::uintptr_t, std::size_t> host;  // pinned memory, by address
 };
 
 State& state() {
@@ -140,6 +139,15 @@ Range find(std::uintptr_t address) {
   return {memory.device, base, memory.length};
 }
 
+Range find_host(std::uintptr_t address) {
+  State& all = state();
+  const std::lock_guard lock(all.mutex);
+  auto next = all.host.upper_bound(address);
+  if (next == all.host.begin()) return {};
+  const auto& [base, length] = *std::prev(next);
+  return address - base < length ? Range{-1, base, length} : Range{};
+}
+
 void* allocate(int device, std::size_t length) {
   const int fd = ::memfd_create("fake_device", MFD_CLOEXEC);
   if (fd < 0 || ::ftruncate(fd, static_cast<off_t>(length)) != 0) return nullptr;
@@ -162,14 +170,14 @@ void* allocate_host(std::size_t length) {
   void* const memory = std::aligned_alloc(4096, (length + 4095) / 4096 * 4096);
   State& all = state();
   const std::lock_guard lock(all.mutex);
-  all.host.insert(memory);
+  all.host[reinterpret_cast<std::uintptr_t>(memory)] = length;
   return memory;
 }
 
 bool release_host(void* memory) {
   State& all = state();
   const std::lock_guard lock(all.mutex);
-  if (all.host.erase(memory) == 0) return false;
+  if (all.host.erase(reinterpret_cast<std::uintptr_t>(memory)) == 0) return false;
   std::free(memory);
   return true;
 }

@@ -25,6 +25,7 @@ struct Range {
   std::size_t length = 0;
 };
 Range find(std::uintptr_t address);
+Range find_host(std::uintptr_t address);  // pinned host memory; length 0: none
 
 void* allocate(int device, std::size_t length);  // nullptr: no memory
 bool release(void* memory);

@@ -52,18 +52,25 @@ int hipSetDevice(int device) {
   return kOk;
 }
 
+// As the real one, it knows pinned host memory, too: a device and an address for the host.
 int hipPointerGetAttribute(void* data, int attribute, void* address) {
-  const fake_device::Range found = fake_device::find(number(address));
+  const bool pinned = fake_device::find_host(number(address)).length > 0;
+  if (attribute == 4) {
+    *static_cast<void**>(data) = pinned ? address : nullptr;
+    return when(pinned);
+  }
+  const fake_device::Range found = pinned ? fake_device::Range{0, 0, 0} : fake_device::find(number(address));
   if (found.device < 0 || attribute != 9) return kInvalidValue;
   *static_cast<int*>(data) = found.device;
   return kOk;
 }
 
 int hipMemGetAddressRange(void** base, std::size_t* length, void* address) {
-  const fake_device::Range found = fake_device::find(number(address));
+  const fake_device::Range host = fake_device::find_host(number(address));
+  const fake_device::Range found = host.length > 0 ? host : fake_device::find(number(address));
   *base = reinterpret_cast<void*>(found.base);  // NOLINT
   *length = found.length;
-  return when(found.device >= 0);
+  return when(found.length > 0);
 }
 
 int hipMalloc(void** memory, std::size_t length) {

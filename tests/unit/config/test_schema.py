@@ -4,8 +4,9 @@ import typing
 
 import pytest
 
-from kvferry.config import Field, TransferOptions, all_fields, load_config
+from kvferry.config import Field, TransferOptions, all_fields, check_options, load_config
 from kvferry.config.fields import convert_value
+from kvferry.errors import ConfigError
 
 
 @pytest.mark.parametrize("field", all_fields(), ids=lambda field: field.key)
@@ -46,3 +47,28 @@ def test_the_native_engine_takes_what_the_schema_allows(name: str) -> None:
     limits = typing.get_args(field.type)[1]
     for value in (limits.ge, limits.le):
         transfer.Engine(TransferOptions(**{name: value})).close()
+
+
+def test_options_made_in_code_are_checked_against_the_same_limits() -> None:
+    check_options(TransferOptions())
+    check_options(TransferOptions(transports=["tcp"], link_timeout_s=5))  # type: ignore[arg-type]
+    with pytest.raises(ConfigError) as caught:
+        check_options(
+            TransferOptions(slice_bytes=1, tcp_streams=65, transports=("tcp", "rdma"))  # type: ignore[arg-type]
+        )
+    assert str(caught.value) == (
+        "transfer.transports: ('tcp', 'rdma') is not allowed; expected list of shm, tcp; "
+        "transfer.tcp_streams: 65 is not allowed; expected integer from 1 to 64; "
+        "transfer.slice_bytes: 1 is not allowed; expected size from 64KiB to 1GiB"
+    )
+    with pytest.raises(ConfigError) as caught:
+        check_options(TransferOptions(cluster_secret=7))  # type: ignore[arg-type]
+    assert "7" not in str(caught.value)
+
+
+def test_an_engine_refuses_options_outside_of_the_limits() -> None:
+    transfer = pytest.importorskip("kvferry.transfer", exc_type=ImportError)
+    with pytest.raises(
+        ConfigError, match=r"transfer\.slice_bytes: 1 is not allowed; expected size from 64KiB"
+    ):
+        transfer.Engine(TransferOptions(slice_bytes=1))
