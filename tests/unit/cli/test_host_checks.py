@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import errno
 import socket
 from pathlib import Path
 from types import SimpleNamespace
@@ -86,17 +85,38 @@ def test_few_open_files_are_warned_of() -> None:
 
 
 @pytest.mark.parametrize(
-    ("error", "disabled", "words"),
+    ("way", "level", "words", "fix"),
     [
-        (errno.EINVAL, 0, "available"),
-        (errno.EFAULT, None, "available"),
-        (errno.ENOSYS, None, "has none"),
-        (errno.EPERM, 2, "io_uring_disabled"),
-        (errno.EPERM, 0, "seccomp"),
+        ("io_uring", Level.OK, "in use for files", ""),
+        (
+            "io_uring without registered memory: RLIMIT_MEMLOCK",
+            Level.OK,
+            "without registered memory: RLIM",
+            "",
+        ),
+        ("pread and pwrite: this kernel has no io_uring", Level.NOTE, "kernel has no io_uring", ""),
+        (
+            "pread and pwrite: io_uring is forbidden: kernel.io_uring_disabled is 2",
+            Level.NOTE,
+            "io_uring_disabled is 2",
+            "sysctl -w kernel.io_uring_disabled=0",
+        ),
+        (
+            "pread and pwrite: io_uring is forbidden here, probably by the container's seccomp profile",
+            Level.NOTE,
+            "seccomp profile",
+            "io_uring_setup",
+        ),
+        ("pread and pwrite: io_uring is switched off", Level.NOTE, "switched off", "transfer.io_uring"),
+        ("not tried: no module", Level.NOTE, "no module", ""),
     ],
 )
-def test_io_uring(error: int, disabled: int | None, words: str) -> None:
-    assert words in kernel.check_io_uring(error, disabled).summary
+def test_io_uring(way: str, level: Level, words: str, fix: str) -> None:
+    check = kernel.check_io_uring(way)
+    assert check.level is level
+    assert words in check.summary
+    assert fix in check.fix
+    assert bool(fix) == bool(check.fix)
 
 
 def test_numa_nodes_are_listed_in_numeric_order(tmp_path: Path) -> None:

@@ -5,12 +5,13 @@ from __future__ import annotations
 import errno
 import os
 import socket
+import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from kvferry.cli.host import transports
+from kvferry.cli.host import engine_probe, transports
 from kvferry.cli.host.model import Level
 from kvferry.errors import UnsupportedError
 
@@ -47,8 +48,33 @@ def test_a_probe_that_hangs_is_given_up(monkeypatch: pytest.MonkeyPatch, tmp_pat
     assert os.strerror(errno.ETIMEDOUT) in transports.probe_process_copy()
 
 
-def test_io_uring_probe_returns_an_errno() -> None:
-    assert transports.probe_io_uring() in (errno.EINVAL, errno.EFAULT, errno.ENOSYS, errno.EPERM)
+def test_how_files_are_moved_is_asked_of_the_engine(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert engine_probe.probe_files().startswith(("io_uring", "pread and pwrite: "))
+    monkeypatch.setenv("KVFERRY_TRANSFER_IO_URING", "false")
+    assert engine_probe.probe_files() == "pread and pwrite: io_uring is switched off"
+
+
+def test_where_io_uring_is_forbidden_files_still_move_and_the_doctor_says_why() -> None:
+    code = """
+from kvferry.cli.host import engine_probe, kernel
+check = kernel.check_io_uring(engine_probe.probe_files())
+print(check.level.value, check.summary)
+import pytest, sys
+sys.exit(pytest.main(["-q", "-p", "no:cacheprovider", "tests/unit/transfer/test_files.py"]))
+"""
+    done = subprocess.run(
+        [sys.executable, "-m", "tests._without_io_uring", code],
+        cwd=Path(__file__).parents[3],
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    first = done.stdout.splitlines()[0]
+    assert first.startswith("note not in use for files")
+    assert "io_uring is forbidden here, probably by the container's seccomp profile" in first
+    assert " passed" in done.stdout
 
 
 @pytest.mark.parametrize(

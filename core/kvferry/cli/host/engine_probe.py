@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import sys
+import tempfile
 from collections.abc import Mapping
 
 from kvferry.cli.host.children import Child
 from kvferry.cli.host.model import Check, Level
+from kvferry.config import TransferOptions, load_config
+from kvferry.errors import ConfigError, KVFerryError
 
 _COMMAND = (sys.executable, "-m", "kvferry.cli.host.engine_peer")
 _TIMEOUT_S = 20.0
@@ -26,6 +29,24 @@ def probe_moves() -> dict[str, str]:
     if len(words) < 4:
         return {"engine": "the reading process ended early"}
     return dict(zip(words[::2], words[1::2], strict=True))
+
+
+def probe_files() -> str:
+    """Return how the engine moves the bytes of files here, in its own words; else why that is not known."""
+    try:
+        config = load_config().transfer
+    except ConfigError:
+        config = TransferOptions()  # another check reports it
+    try:
+        from kvferry.transfer import Engine
+
+        with tempfile.NamedTemporaryFile(prefix="kvferry-doctor-") as file:
+            file.write(b"x")
+            file.flush()
+            with Engine(TransferOptions(io_uring=config.io_uring)) as engine:
+                return engine.open_file(file.name).note.rpartition("; by ")[2]
+    except (ImportError, KVFerryError, OSError) as error:
+        return f"not tried: {error}"
 
 
 def check_moves(results: Mapping[str, str]) -> Check:

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from kvferry.cli.host import devices, engine_probe, engines, kernel, memory, native, transports
-from kvferry.cli.host.model import Check, Level, read_int
+from kvferry.cli.host.model import Check, Level
 from kvferry.config import environment_value
 
 
@@ -37,9 +37,7 @@ def collect(root: Path = Path("/")) -> list[Check]:
         lambda: devices.check_network(root),
         lambda: devices.check_rdma(root),
         devices.check_accelerators,
-        lambda: kernel.check_io_uring(
-            transports.probe_io_uring(), read_int(root / "proc/sys/kernel/io_uring_disabled")
-        ),
+        lambda: kernel.check_io_uring(engine_probe.probe_files()),
     ]
     found: list[Check] = []
     for check in checks:

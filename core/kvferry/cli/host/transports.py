@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import array
-import ctypes
 import errno
 import importlib
 import mmap
@@ -22,7 +21,6 @@ from kvferry.errors import KVFerryError
 
 _PEER_COMMAND = (sys.executable, "-I", "-S", str(Path(__file__).with_name("probe_peer.py")))
 _TIMEOUT_S = 10.0
-_IO_URING_SETUP = 425
 _WORD = b"kvferry probe"
 
 
@@ -94,14 +92,6 @@ def probe_tcp(family: socket.AddressFamily, address: str) -> str:
                     return "" if server.recv(len(_WORD)) == _WORD else "other bytes arrived"
     except OSError as error:
         return error.strerror or str(error)
-
-
-def probe_io_uring() -> int:
-    """Return the errno of io_uring_setup called without arguments: EINVAL or EFAULT when it is available."""
-    libc = ctypes.CDLL(None, use_errno=True)
-    if libc.syscall(ctypes.c_long(_IO_URING_SETUP), ctypes.c_long(0), None) >= 0:
-        return 0
-    return ctypes.get_errno()
 
 
 def check_tcp(ipv4: str, ipv6: str) -> Check:
