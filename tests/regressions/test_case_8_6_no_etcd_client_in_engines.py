@@ -10,7 +10,9 @@ import pytest
 UNWANTED = {"etcd3", "google.protobuf", "grpc"}
 
 
-@pytest.mark.parametrize("part", ["kvferry", "kvferry.transfer", "kvferry.handoff", "kvferry.layout", "kvferry.meta"])
+@pytest.mark.parametrize(
+    "part", ["kvferry", "kvferry.transfer", "kvferry.handoff", "kvferry.layout", "kvferry.meta"]
+)
 def test_what_an_engine_loads_brings_no_etcd_client_and_no_protobuf(part):
     code = "\n".join(
         [

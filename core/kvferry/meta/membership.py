@@ -202,7 +202,7 @@ class Membership:
         for thread in self._threads:
             if thread is not threading.current_thread():
                 thread.join()
-        if problem := self._own.withdraw():
+        if self._away_since is None and (problem := self._own.withdraw()):
             log.info("our record was not removed (%s) and ends with its lease", problem)
 
     # The thread that shows up.

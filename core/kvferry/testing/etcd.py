@@ -27,7 +27,7 @@ from kvferry.testing.waiting import wait_until
 START_TIMEOUT_S = 30.0
 INSTALL = "apt-get install etcd-server (Debian, Ubuntu), or put etcd 3.4 or later into PATH"
 _ATTEMPTS = 5
-# Of ours it gets nothing: it would take ETCD_... for flags. Debian's 3.4 wants to be told that it may run on ARM.
+# Of ours it gets nothing: it would take ETCD_... for flags. 3.4 wants to be told that it may run on ARM.
 _ENVIRONMENT = {"ETCD_UNSUPPORTED_ARCH": "arm64"} if platform.machine() == "aarch64" else {}
 
 

@@ -10,6 +10,7 @@ import concurrent.futures
 import contextlib
 import json
 import ssl
+import sys
 import threading
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar
@@ -29,9 +30,15 @@ from kvferry.errors import (
 
 ATTEMPT_TIMEOUT_S = 1.5  # for one member to answer
 CALL_TIMEOUT_S = 5.0  # for any of them
+_MIN_ATTEMPT_S = 0.05  # with less time left none is begun
 _BACKSTOP_S = 2.0  # beyond that the loop itself is stuck
 _MAX_ANSWER_BYTES = 16 << 20
 _PAUSES_S = (0.05, 0.1, 0.2, 0.4)  # after each round over all members
+
+_STEPS_TO_CLOSE = 10  # turns of the loop until an aborted TLS connection has closed its socket
+
+# asyncio does not close a TLS connection that breaks at the wrong moment (python/cpython#118960); aiohttp can.
+_TLS_MAY_NOT_CLOSE = sys.version_info < (3, 12, 7)
 
 _INVALID_ARGUMENT, _NOT_FOUND, _DENIED, _EXHAUSTED, _PRECONDITION, _UNAUTHENTICATED = 3, 5, 7, 8, 9, 16
 _ERRORS: dict[int, type[KVFerryError]] = {
@@ -140,17 +147,24 @@ class Gateway:
         """
         deadline = self._loop.time() + self._call_s
         tried, problem = 0, "no time was left"
-        while self._loop.time() < deadline:
+        while self._loop.time() < deadline - _MIN_ATTEMPT_S:
             index = self._current
             try:
                 async with asyncio.timeout(min(self._attempt_s, deadline - self._loop.time())):
                     return await self._ask(index, path, message)
             except RefusedError as refused:
                 if refused.grpc in _ERRORS:
-                    raise _ERRORS[refused.grpc](f"etcd {self._urls[index]}: {refused}") from None
+                    raise self._explain(index, refused) from None
                 problem = str(refused)
                 if not repeatable:
                     break
+            except KVFerryError:
+                raise  # some of them are of _AWAY, too
+            except aiohttp.ClientConnectorCertificateError as error:
+                raise UnavailableError(
+                    f"{self._urls[index]} shows a certificate that is not trusted here ({_why(error)}); see "
+                    "cluster.ca_file"
+                ) from error
             except _AWAY as error:
                 problem = _why(error)
                 if not repeatable and not isinstance(error, aiohttp.ClientConnectorError):
@@ -177,19 +191,27 @@ class Gateway:
         self._streams.add(response)
         try:
             while line := await response.content.readline():
-                yield _result(json.loads(line))
+                yield _result(line)
         except (*_AWAY, ValueError) as error:
             raise UnavailableError(f"{self._urls[index]}: {_why(error)}") from error
         finally:
             self._streams.discard(response)
-            response.close()
+            _cut(response)
 
     def _turn_from(self, index: int) -> None:
         """Ask the next member from now on. Streams of this one may hang, so they end."""
         if self._current == index:
             self._current = (index + 1) % len(self._urls)
             for response in list(self._streams):
-                response.close()
+                _cut(response)
+
+    def _explain(self, index: int, refused: RefusedError) -> KVFerryError:
+        """Return the error for what repeating cannot change."""
+        if self._login is None and refused.grpc == _INVALID_ARGUMENT and "user name" in str(refused):
+            return AccessDeniedError(
+                f"etcd {self._urls[index]} wants a log-in; set cluster.user and cluster.password_file"
+            )
+        return _ERRORS[refused.grpc](f"etcd {self._urls[index]}: {refused}")
 
     async def _ask(self, index: int, path: str, message: Message) -> Message:
         if self._login is not None and not self._token:
@@ -228,7 +250,7 @@ class Gateway:
         finally:
             response.release()
         try:
-            return _result(json.loads(bytes(content) or b"{}"))
+            return _result(bytes(content) or b"{}")
         except ValueError:
             raise RefusedError(0, f"status {response.status} and no JSON") from None
 
@@ -236,7 +258,9 @@ class Gateway:
         if self._session is None:
             # Proxies and the like are not for us: the environment is not asked.
             self._session = aiohttp.ClientSession(
-                connector=aiohttp.TCPConnector(limit=0, ssl=self._tls or True),
+                connector=aiohttp.TCPConnector(
+                    limit=0, ssl=self._tls or True, enable_cleanup_closed=_TLS_MAY_NOT_CLOSE
+                ),
                 timeout=aiohttp.ClientTimeout(total=None),
                 trust_env=False,
                 auto_decompress=False,
@@ -265,17 +289,32 @@ class Gateway:
         if self._session is not None:
             with contextlib.suppress(aiohttp.ClientError, OSError):
                 await self._session.close()
+        for _ in range(_STEPS_TO_CLOSE):
+            await asyncio.sleep(0)
+
+
+def _cut(response: aiohttp.ClientResponse) -> None:
+    """End a stream at once: a farewell by TLS would wait for the other side, which may hang."""
+    if response.connection is not None and response.connection.transport is not None:
+        response.connection.transport.abort()
+    response.close()
 
 
 def _why(error: Exception) -> str:
     """Return what went wrong, for a person."""
+    if isinstance(error, aiohttp.ClientConnectorCertificateError):
+        return str(error.certificate_error)
     if isinstance(error, aiohttp.ClientConnectorError):
         return str(error.os_error.strerror or error.os_error)
     return str(error) or type(error).__name__
 
 
-def _result(message: Any) -> Message:
+def _result(text: bytes) -> Message:
     """Return the result in an answer. Raises RefusedError; ValueError if it is none of etcd's."""
+    try:
+        message = json.loads(text)
+    except RecursionError:
+        raise ValueError("JSON that is too deep") from None
     if not isinstance(message, dict):
         raise ValueError("no JSON object")
     error = message.get("error")
