@@ -8,12 +8,11 @@ from collections.abc import Callable
 from typing import Any
 
 from kvferry.meta import Member, Membership, MetaStore
-from kvferry.testing.waiting import wait_until
+from kvferry.testing.waiting import PATIENCE_S, wait_until
 
 SECRET = "a secret of the cluster"
 LEASE_S = 1.0
 PREFIX = "kvferry/default/members/"
-PATIENCE_S = 20.0
 
 
 def member(**fields: Any) -> Member:

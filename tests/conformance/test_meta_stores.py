@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import resource
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -16,7 +17,8 @@ from kvferry.config import ClusterOptions  # noqa: E402
 from kvferry.errors import AccessDeniedError, UnavailableError  # noqa: E402
 from kvferry.meta import MetaStore, open_store  # noqa: E402
 from kvferry.testing.etcd import EtcdCluster  # noqa: E402
-from kvferry.testing.meta import PATIENCE_S, MetaStoreConformance, read_until  # noqa: E402
+from kvferry.testing.meta import MetaStoreConformance  # noqa: E402
+from kvferry.testing.waiting import PATIENCE_S, read_until  # noqa: E402
 
 SECRET = "a secret of the cluster"
 
@@ -69,6 +71,22 @@ class TestEmbedded(MetaStoreConformance):
         monkeypatch.setattr("os.geteuid", lambda: 12345)
         with pytest.raises(AccessDeniedError, match="user 12345"):
             open_store(ClusterOptions(directory=str(tmp_path)), "")
+
+    def test_too_many_open_files_are_an_outage_and_end_nothing(self, store: MetaStore) -> None:
+        lease, watch = store.lease(60.0), store.watch("a")
+        store.put("a", b"1", lease=lease)
+        assert watch.next(PATIENCE_S) is not None
+        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (0, hard))
+        try:
+            for call in (lease.keep_alive, lambda: store.put("a", b"2"), lambda: store.list("")):
+                with pytest.raises(UnavailableError, match="Too many open files"):
+                    call()
+            assert watch.next(0.0) is None
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        assert lease.keep_alive()
+        assert [entry.value for entry in store.list("")] == [b"1"]
 
     def test_a_stopped_process_in_the_middle_of_a_change_holds_nobody_up_for_long(
         self, store: MetaStore, tmp_path: Path

@@ -51,7 +51,8 @@ def test_a_forged_record_is_no_member(etcd: EtcdCluster, members: Members) -> No
         expect(x, forged=1)
         assert len(x.members().members) == 2
     # Nor does a change of somebody else's record pass: address, or whose it is.
-    (node_id, real), *_ = records(members.store()).items()
+    node_id = a._own.member.node_id
+    real = records(members.store())[node_id]
     etcd.put(PREFIX + phantom.node_id, real, lease=lease)
     etcd.put(PREFIX + secrets.token_hex(16), real.replace(b"127.0.0.1:7000", b"6.6.6.6:70000"), lease=lease)
     for x in (a, b):

@@ -35,7 +35,7 @@ _Count = Annotated[int, Meta(ge=0, le=(1 << 62))]
 class Member(msgspec.Struct, frozen=True, kw_only=True):
     """One node as it describes itself. Immutable."""
 
-    node_id: Annotated[str, Meta(pattern="^[0-9a-f]{32}$")]
+    node_id: Annotated[str, Meta(pattern="^(?!0{32})[0-9a-f]{32}$")]
     endpoint: Annotated[str, Meta(min_length=1, max_length=256)]  # of its transfer engine, as peers dial it
     host_id: Annotated[str, Meta(min_length=1, max_length=128)]  # equal for the nodes of one machine
     incarnation: Annotated[int, Meta(ge=1, le=(1 << 62))] = 1  # for ids that outlive a process: +1 each start

@@ -21,29 +21,11 @@ from typing import Any
 import pytest
 
 from kvferry.errors import CancelledError, InvalidArgumentError, KVFerryError, NotFoundError
-from kvferry.meta import CREATE_ONLY, Batch, Event, MetaStore, Watch
+from kvferry.meta import CREATE_ONLY, Batch, Event, MetaStore
+from kvferry.testing.waiting import PATIENCE_S, read_until
 
 OpenStore = Callable[[], MetaStore]
-PATIENCE_S = 20.0  # how long a test waits for what must come
 TTL_S = 1.0
-
-
-def read_until(
-    watch: Watch, done: Callable[[dict[str, bytes]], bool], patience_s: float = PATIENCE_S
-) -> dict[str, bytes]:
-    """Follow a watch until the state that it told so far is as wanted; returns that state."""
-    state: dict[str, bytes] = {}
-    deadline = time.monotonic() + patience_s
-    while time.monotonic() < deadline:
-        batch = watch.next(0.2)
-        for event in batch.events if batch else ():
-            if event.entry is None:
-                state.pop(event.key, None)
-            else:
-                state[event.key] = event.entry.value
-        if done(state):
-            return state
-    raise AssertionError(f"the watch told {state} in {patience_s} s, and nothing else")
 
 
 class MetaStoreConformance:

@@ -5,6 +5,10 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
+from kvferry.meta import Watch
+
+PATIENCE_S = 20.0  # how long a test waits for what must come
+
 
 def wait_until(condition: Callable[[], bool], timeout_s: float = 10.0, what: str = "condition") -> None:
     """Poll `condition`; AssertionError after `timeout_s`."""
@@ -13,3 +17,21 @@ def wait_until(condition: Callable[[], bool], timeout_s: float = 10.0, what: str
         if time.monotonic() >= deadline:
             raise AssertionError(f"{what} not met after {timeout_s} s")
         time.sleep(0.01)
+
+
+def read_until(
+    watch: Watch, done: Callable[[dict[str, bytes]], bool], patience_s: float = PATIENCE_S
+) -> dict[str, bytes]:
+    """Follow a watch until the state that it told so far is as wanted; returns that state."""
+    state: dict[str, bytes] = {}
+    deadline = time.monotonic() + patience_s
+    while time.monotonic() < deadline:
+        batch = watch.next(0.2)
+        for event in batch.events if batch else ():
+            if event.entry is None:
+                state.pop(event.key, None)
+            else:
+                state[event.key] = event.entry.value
+        if done(state):
+            return state
+    raise AssertionError(f"the watch told {state} in {patience_s} s, and nothing else")

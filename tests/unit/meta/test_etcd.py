@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import json
+import logging
 import socketserver
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from _members import LEASE_S, SECRET, Members
 from kvferry.config import ClusterOptions
 from kvferry.errors import AccessDeniedError, ConfigError, KVFerryError, UnavailableError
 from kvferry.meta import MetaStore, open_store
@@ -18,10 +21,8 @@ from kvferry.meta.etcd import address
 from kvferry.meta.etcd.gateway import Gateway
 from kvferry.meta.etcd.store import EtcdStore
 from kvferry.testing.etcd import EtcdCluster
-from kvferry.testing.meta import PATIENCE_S, read_until
-from kvferry.testing.waiting import wait_until
+from kvferry.testing.waiting import PATIENCE_S, read_until, wait_until
 
-SECRET = "a secret of the cluster"
 CERTIFICATES = Path(__file__).resolve().parents[2] / "data/etcd-tls"
 OTHER_AUTHORITY = Path(__file__).resolve().parents[3] / "native/tests/data/tls/ca.pem"
 
@@ -67,6 +68,19 @@ def test_any_member_may_be_killed(three: EtcdCluster, index: int) -> None:
         three.start()
         three.wait_ready()
         lease.revoke()
+
+
+def test_nodes_do_not_notice_that_a_member_died(three: EtcdCluster, caplog: pytest.LogCaptureFixture) -> None:
+    with Members(lambda: open_store(ClusterOptions(store=three.address), SECRET)) as members:
+        pair = members.join(2)
+        views = [x.members() for x in pair]
+        with caplog.at_level(logging.INFO, "kvferry.meta"):
+            three.kill(0)
+            time.sleep(2 * LEASE_S)
+            three.start()
+            three.wait_ready()
+        assert [x.members() for x in pair] == views
+        assert not caplog.records
 
 
 def test_a_member_that_hangs_is_left_for_another_one(three: EtcdCluster) -> None:

@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from kvferry.config import make_private
-from kvferry.errors import UnavailableError
+from kvferry.errors import KVFerryError, UnavailableError
 
 LOCK_TIMEOUT_S = 2.0
 _LOCK_PAUSE_S = 0.002
@@ -37,12 +37,17 @@ class Directory:
         self._make()
 
     def revision(self) -> int:
-        """Return the number of the last change, without a lock; -1 if the directory is gone."""
+        """Return the number of the last change, without a lock; -1 if the directory is gone.
+
+        Raises UnavailableError.
+        """
         try:
             with self._lock.open("rb") as file:
                 return int.from_bytes(file.read(8), "little")
         except FileNotFoundError:
             return -1
+        except OSError as error:
+            raise UnavailableError(f"the metadata store in {self.path} failed: {error}") from error
 
     @contextlib.contextmanager
     def reading(self) -> Iterator[None]:
@@ -81,14 +86,16 @@ class Directory:
                 os.close(descriptor)
                 descriptor = self._open()
             yield descriptor
+        except KVFerryError:
+            raise  # some of them are OSError, too
         except OSError as error:
             raise UnavailableError(f"the metadata store in {self.path} failed: {error}") from error
         finally:
             os.close(descriptor)
 
     def _open(self) -> int:
+        self._make()
         try:
-            self._make()
             return os.open(self._lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
         except OSError as error:
             raise UnavailableError(f"the metadata store in {self.path} failed: {error}") from error

@@ -74,7 +74,10 @@ class EmbeddedLease:
 
 
 def is_over(path: Path) -> bool:
-    """Say whether the lease of this file has ended: no owner, or none that showed up in time."""
+    """Say whether the lease of this file has ended: no owner, or none that showed up in time.
+
+    Raises UnavailableError if that cannot be found out, as when this process has too many files open.
+    """
     try:
         with path.open("rb") as file:
             deadline = file.read(_DEADLINE.size)
@@ -83,4 +86,6 @@ def is_over(path: Path) -> bool:
         return True
     except BlockingIOError:  # somebody holds it
         return len(deadline) != _DEADLINE.size or _DEADLINE.unpack(deadline)[0] < time.monotonic()
+    except OSError as error:
+        raise UnavailableError(f"cannot look at the lease {path}: {error}") from error
     return True

@@ -131,9 +131,12 @@ class EmbeddedStore:
             yield revision
 
     def _lease_files(self) -> tuple[Path, ...]:
-        with contextlib.suppress(FileNotFoundError):
+        try:
             return tuple(self._directory.leases.iterdir())
-        return ()
+        except FileNotFoundError:
+            return ()
+        except OSError as error:
+            raise UnavailableError(f"the metadata store {self.name} failed: {error}") from error
 
     def _remove_what_ended(self) -> None:
         over = [path for path in self._lease_files() if is_over(path)]

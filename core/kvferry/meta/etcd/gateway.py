@@ -37,7 +37,7 @@ _PAUSES_S = (0.05, 0.1, 0.2, 0.4)  # after each round over all members
 
 _STEPS_TO_CLOSE = 10  # turns of the loop until an aborted TLS connection has closed its socket
 
-# asyncio does not close a TLS connection that breaks at the wrong moment (python/cpython#118960); aiohttp can.
+# asyncio does not close a TLS connection that breaks at the wrong moment (python/cpython#118960).
 _TLS_MAY_NOT_CLOSE = sys.version_info < (3, 12, 7)
 
 _INVALID_ARGUMENT, _NOT_FOUND, _DENIED, _EXHAUSTED, _PRECONDITION, _UNAUTHENTICATED = 3, 5, 7, 8, 9, 16
@@ -309,10 +309,10 @@ def _why(error: Exception) -> str:
     return str(error) or type(error).__name__
 
 
-def _result(text: bytes) -> Message:
+def _result(raw: bytes) -> Message:
     """Return the result in an answer. Raises RefusedError; ValueError if it is none of etcd's."""
     try:
-        message = json.loads(text)
+        message = json.loads(raw)
     except RecursionError:
         raise ValueError("JSON that is too deep") from None
     if not isinstance(message, dict):
