@@ -14,10 +14,14 @@ __all__: list[str] = [
     "BLOCKING",
     "Accelerator",
     "BlockList",
+    "ChainIndex",
     "DeviceDriver",
     "Endpoint",
     "Engine",
     "EngineOptions",
+    "IndexStats",
+    "KeyChain",
+    "KeySpace",
     "LogQueue",
     "Message",
     "Nic",
@@ -28,6 +32,7 @@ __all__: list[str] = [
     "Plan",
     "RailStats",
     "RegionInfo",
+    "Stored",
     "Topology",
     "Transfer",
     "TransferStages",
@@ -544,6 +549,109 @@ class Engine:
     @property
     def node_id(self) -> str: ...
 
+class KeySpace:
+    """
+    See kvferry.index.KeySpace.
+    """
+    def __init__(
+        self,
+        fields: dict[str, typing.Any],
+        extra: collections.abc.Sequence[tuple[bytes, bytes]],
+        algorithm: str,
+        secret: bytes,
+    ) -> None: ...
+    def keys(
+        self,
+        parent: bytes,
+        tokens: typing.Any,
+        spans: collections.abc.Sequence[tuple[int, int, bytes]],
+        out: typing.Any,
+    ) -> None: ...
+    def of_engine_hashes(self, hashes: collections.abc.Sequence[bytes], out: typing.Any) -> None: ...
+    @property
+    def root(self) -> bytes: ...
+
+class KeyChain:
+    """
+    See kvferry.index.KeyChain.
+    """
+    def __init__(self, space: KeySpace, parent: bytes, position: int) -> None: ...
+    def extend(
+        self, tokens: typing.Any, spans: collections.abc.Sequence[tuple[int, int, bytes]]
+    ) -> bytes: ...
+    @property
+    def last(self) -> bytes: ...
+    @property
+    def pending_tokens(self) -> int: ...
+    @property
+    def position(self) -> int: ...
+
+class Stored:
+    """
+    What became of one event.
+    """
+    @property
+    def added(self) -> int:
+        """
+        Blocks that the instance did not hold.
+        """
+    @property
+    def parent_held(self) -> bool:
+        """
+        False: the instance does not hold the parent, so an event got lost.
+        """
+    @property
+    def refused(self) -> int:
+        """
+        Blocks beyond the index's limit.
+        """
+    @property
+    def repeated(self) -> int:
+        """
+        Blocks that it held already.
+        """
+
+class IndexStats:
+    """
+    A snapshot of an index.
+    """
+    @property
+    def blocks(self) -> int:
+        """
+        Distinct blocks.
+        """
+    @property
+    def held(self) -> list[int]:
+        """
+        Blocks by instance.
+        """
+    @property
+    def memory_bytes(self) -> int:
+        """
+        Of everything.
+        """
+    @property
+    def repeats(self) -> int:
+        """
+        Pairs of block and instance with several references.
+        """
+
+class ChainIndex:
+    """
+    See kvferry.index.ChainIndex.
+    """
+    def __init__(self, max_instances: int, count_repeats: bool, max_blocks: int) -> None: ...
+    def cleared(self, instance: int) -> int: ...
+    def holders(self, key: bytes) -> list[int]: ...
+    def match(self, keys: typing.Any, out: typing.Any, closed: bool) -> int: ...
+    def match_prefix(self, keys: typing.Any, closed: bool) -> int: ...
+    def references(self, instance: int, keys: typing.Any, out: typing.Any) -> None: ...
+    def removed(self, instance: int, keys: typing.Any) -> int: ...
+    def stats(self) -> IndexStats: ...
+    def stored(self, instance: int, parent: bytes | None, keys: typing.Any) -> Stored: ...
+    @property
+    def max_instances(self) -> int: ...
+
 def buffer_address(buffer: typing.Any) -> int:
     """
     Address of a contiguous buffer's first byte.
@@ -581,5 +689,16 @@ BLOCKING: tuple[str, ...] = (
     "Engine.send",
     "Engine.next_message",
     "Engine.close",
+    "KeySpace.keys",
+    "KeySpace.of_engine_hashes",
+    "KeyChain.extend",
+    "ChainIndex.cleared",
+    "ChainIndex.stats",
+    "ChainIndex.stored",
+    "ChainIndex.removed",
+    "ChainIndex.match_prefix",
+    "ChainIndex.match",
+    "ChainIndex.references",
+    "ChainIndex.holders",
 )
 __version__: str

@@ -31,6 +31,7 @@ PYBIND11_MODULE(_native, module) {
   bind_peer(module, blocking);
   bind_transfer(module, blocking);
   bind_engine(module, blocking);
+  bind_index(module, blocking);
   module.attr("BLOCKING") = blocking.names();
   module.attr("__all__") = public_names(module);
 }

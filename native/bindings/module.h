@@ -16,5 +16,6 @@ void bind_region(py::module_& module);
 void bind_peer(py::module_& module, Blocking& blocking);
 void bind_transfer(py::module_& module, Blocking& blocking);  // Plan and Transfer
 void bind_engine(py::module_& module, Blocking& blocking);
+void bind_index(py::module_& module, Blocking& blocking);  // KeySpace, KeyChain and ChainIndex
 
 }  // namespace kvferry::python

@@ -25,7 +25,7 @@ struct KVFERRY_API BlockKey {
   auto operator<=>(const BlockKey&) const = default;
 };
 
-// kSha256 is the default: nobody can find two prompts of one key. kXxh3 takes a seventh of the time; whoever does not
+// kSha256 is the default: nobody can find two prompts of one key. kXxh3 takes a sixth of the time; whoever does not
 // know the secret cannot aim at collisions, but it is not a cryptographic hash: for clusters whose prompts are trusted.
 enum class KeyAlgorithm : std::uint8_t { kSha256 = 1, kXxh3 = 2 };
 
