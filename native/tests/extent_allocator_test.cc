@@ -238,35 +238,42 @@ void allocate_checked(ExtentAllocator& allocator, Model& model, std::uint64_t by
   held.push_back(*list);
 }
 
+void free_checked(ExtentAllocator& allocator, Model& model, std::vector<ExtentList>& held) {
+  for (const Extent& extent : held.back()) {
+    ASSERT_TRUE(allocator.free(extent).ok());
+    ASSERT_TRUE(model.set(extent, false));
+  }
+  held.pop_back();
+}
+
+void random_schedule(std::uint64_t seed) {
+  std::mt19937_64 random(seed);
+  constexpr std::uint64_t kLength = 5 * kHuge + 7 * 64;
+  ExtentAllocator allocator(kLength);
+  Model model(kLength);
+  std::vector<ExtentList> held;
+  for (int step = 0; step < 3000; ++step) {
+    if (held.empty() || random() % 100 < 55) {
+      allocate_checked(allocator, model, any_size(random), held);
+    } else {
+      std::swap(held[random() % held.size()], held.back());
+      free_checked(allocator, model, held);
+    }
+    if (testing::Test::HasFatalFailure()) return;
+    if (step % 50 != 0) continue;
+    ASSERT_TRUE(allocator.check().ok()) << allocator.check().to_string();
+    ASSERT_EQ(allocator.used(), model.used());
+    ASSERT_TRUE(allocator.largest_free() < kPage || allocator.largest_free() == model.longest_run_of_pages());
+  }
+  while (!held.empty()) free_checked(allocator, model, held);
+  EXPECT_LE(allocator.free_extents(), 1U);
+  EXPECT_EQ(allocator.used(), 0U);
+}
+
 TEST(ExtentAllocator, ARandomScheduleAgreesWithAModel) {
   for (std::uint64_t seed = 1; seed <= 3; ++seed) {
     SCOPED_TRACE(seed);
-    std::mt19937_64 random(seed);
-    constexpr std::uint64_t kLength = 5 * kHuge + 7 * 64;
-    ExtentAllocator allocator(kLength);
-    Model model(kLength);
-    std::vector<ExtentList> held;
-    for (int step = 0; step < 3000; ++step) {
-      if (held.empty() || random() % 100 < 55) {
-        allocate_checked(allocator, model, any_size(random), held);
-      } else {
-        std::swap(held[random() % held.size()], held.back());
-        for (const Extent& extent : held.back()) {
-          ASSERT_TRUE(allocator.free(extent).ok());
-          ASSERT_TRUE(model.set(extent, false));
-        }
-        held.pop_back();
-      }
-      if (HasFatalFailure()) return;
-      if (step % 50 != 0) continue;
-      ASSERT_TRUE(allocator.check().ok()) << allocator.check().to_string();
-      ASSERT_EQ(allocator.used(), model.used());
-      ASSERT_TRUE(allocator.largest_free() < kPage || allocator.largest_free() == model.longest_run_of_pages());
-    }
-    for (const ExtentList& list : held) {
-      for (const Extent& extent : list) ASSERT_TRUE(allocator.free(extent).ok());
-    }
-    EXPECT_EQ(allocator.free_extents(), 1U);
+    random_schedule(seed);
   }
 }
 
