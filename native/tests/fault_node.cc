@@ -1,6 +1,7 @@
 // One engine that does what lines on its standard input say, for the fault campaign (tests/faults/campaign.py), which
-// kills and stops such processes and asks the survivors. "fault_node TRANSPORT arena|foreign BIND SEED [FAULT_PLAN]".
-// Each line is answered with one; the engine closes when the input ends.
+// kills and stops such processes and asks the survivors.
+// "fault_node TRANSPORT arena|foreign BIND SEED SECURITY [FAULT_PLAN]" (see secured()). Each line is answered with one;
+// the engine closes when the input ends.
 #include <cstdio>
 #include <cstdlib>
 #include <filesystem>
@@ -297,14 +298,14 @@ int serve(EngineOptions options, bool arena, std::uint64_t seed) {
 }  // namespace kvferry::testing
 
 int main(int argc, char** argv) {
-  if (argc != 5 && argc != 6) {
-    std::fputs("usage: fault_node TRANSPORT arena|foreign BIND SEED [FAULT_PLAN]\n", stderr);
+  if (argc != 6 && argc != 7) {
+    std::fputs("usage: fault_node TRANSPORT arena|foreign BIND SEED SECURITY [FAULT_PLAN]\n", stderr);
     return 2;
   }
-  kvferry::EngineOptions options = kvferry::testing::options_for({argv[1]});
+  kvferry::EngineOptions options = kvferry::testing::secured(kvferry::testing::options_for({argv[1]}), argv[5]);
   options.allow_fallback = false;
   options.bind = argv[3];
-  if (argc == 6) options.fault_plan = argv[5];
+  if (argc == 7) options.fault_plan = argv[6];
   return kvferry::testing::serve(std::move(options), std::string_view(argv[2]) == "arena",
                                  std::strtoull(argv[4], nullptr, 10));
 }

@@ -22,6 +22,10 @@ class Failure(Exception):
     """Something that must not happen did."""
 
 
+class ImpossibleHere(Exception):
+    """This host lacks what was asked for."""
+
+
 def command_prefix(program: Path) -> list[str]:
     """ThreadSanitizer of gcc 12 cannot place its shadow memory under wide address randomisation."""
     return ["setarch", platform.machine(), "-R"] if b"__tsan_init" in program.read_bytes() else []
@@ -31,19 +35,30 @@ class Node:
     """One `fault_node` process. Ends with `end` (in good order) or `kill`; `close` makes sure that it did."""
 
     def __init__(
-        self, program: Path, transport: str, memory: str, seed: int, bind: str = "127.0.0.1:0", plan: str = ""
+        self,
+        program: Path,
+        transport: str,
+        memory: str,
+        seed: int,
+        *,
+        bind: str = "127.0.0.1:0",
+        security: str = "",
+        plan: str = "",
     ) -> None:
         self.seed = seed
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115 (closed with the process)
         self._text = b""
         self.process = subprocess.Popen(
-            [*command_prefix(program), program, transport, memory, bind, str(seed), plan],
+            [*command_prefix(program), program, transport, memory, bind, str(seed), security, plan],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._errors,
             env=SANITIZER_OPTIONS,
         )
         greeting = self.hear(60.0)
+        if greeting.startswith("error unsupported"):
+            self.close()
+            raise ImpossibleHere(greeting)
         self.endpoint, _space, self.node_id = greeting.partition(" ")
         if len(self.node_id) != 32:
             raise Failure(f"a node did not start: {greeting}\n{self.errors()}")
