@@ -1,5 +1,8 @@
 // Writes seeds: one valid input per message and form, so that the fuzzers start past the first checks. What they led to
 // is committed beside this file, in corpus/ (run.sh --minimize). usage: make_corpus DIRECTORY
+#include <sys/socket.h>
+
+#include <array>
 #include <cstdio>
 #include <filesystem>
 #include <fstream>
@@ -7,6 +10,8 @@
 #include <vector>
 
 #include "base/bytes.h"
+#include "base/deadline.h"
+#include "base/tls.h"
 #include "wire/frame.h"
 #include "wire/messages.h"
 
@@ -110,6 +115,72 @@ void put_directories(const fs::path& root) {
   put(root / "region_directory_fuzz", "wrong-header", Bytes(128));
 }
 
+// One of each kind of tampering, over two frames, by either way of reading.
+void put_tampered(const fs::path& root) {
+  for (std::uint8_t how = 0; how < 6; ++how) {
+    for (const int reader : {0, 132}) {  // 132 = 128 + 4: keeps the remainder by 6
+      ByteWriter writer;
+      writer.u8(static_cast<std::uint8_t>(reader + how));
+      writer.u8(0);
+      writer.u8(how);
+      for (const std::string_view body : {"first", "second"}) {
+        writer.u8(1);
+        writer.u8(static_cast<std::uint8_t>(body.size()));
+        writer.raw(as_byte_view(body));
+      }
+      put(root / "tagged_fuzz", std::to_string(how) + (reader == 0 ? "" : "-reader"), writer.take());
+    }
+  }
+}
+
+void put_handshakes(const fs::path& root) {
+  wire::Hello hello;
+  hello.self.bytes.fill(1);
+  hello.has_secret = true;
+  wire::HelloAck ack;
+  ack.self.bytes.fill(2);
+  ack.has_secret = true;
+  for (const std::uint8_t tls : {std::uint8_t{0}, std::uint8_t{1}}) {
+    hello.expected = tls != 0 ? ack.self : NodeId();
+    const Bytes first = hello.encode();
+    ByteWriter writer;
+    writer.u8(tls);
+    writer.u8(static_cast<std::uint8_t>(first.size() >> 8));
+    writer.u8(static_cast<std::uint8_t>(first.size()));
+    writer.raw(first);
+    writer.raw(ack.encode());
+    put(root / "handshake_fuzz", tls != 0 ? "tls" : "plain", writer.take());
+  }
+}
+
+// What a TLS client says first, and what a server with another key answers to it.
+Bytes first_words(const TlsContext& node, TlsSide side, ByteView heard) {
+  std::array<int, 2> fds{};
+  if (::socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0, fds.data()) != 0) return {};
+  const UniqueFd ours(fds[0]), theirs(fds[1]);
+  if (::send(theirs.get(), heard.data(), heard.size(), MSG_NOSIGNAL) < 0) return {};
+  (void)node.open(ours.get(), side, Wait{deadline_in(milliseconds(100))});
+  Bytes said(16u << 10);
+  const ssize_t got = ::recv(theirs.get(), said.data(), said.size(), MSG_DONTWAIT);
+  said.resize(got > 0 ? static_cast<std::size_t>(got) : 0);
+  return said;
+}
+
+void put_tls(const fs::path& root) {
+  const auto node = TlsContext::create({});
+  if (!node.ok()) return;  // no OpenSSL 3 here: the committed corpus has some
+  const auto put_words = [&](std::uint8_t side, const std::string& name, ByteView words) {
+    ByteWriter writer;
+    writer.u8(side);
+    writer.raw(words);
+    put(root / "tls_fuzz", name, writer.take());
+  };
+  const Bytes client = first_words(**node, TlsSide::kConnect, {});
+  put_words(0, "client", client);
+  put_words(1, "server", first_words(**node, TlsSide::kAccept, client));
+  put_words(0, "no-tls", encode_frame(FrameType::kPing, 1, {}));
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
@@ -117,5 +188,8 @@ int main(int argc, char** argv) {
   put_messages(argv[1]);
   put_endpoints(argv[1]);
   put_directories(argv[1]);
+  put_tampered(argv[1]);
+  put_handshakes(argv[1]);
+  put_tls(argv[1]);
   return 0;
 }
