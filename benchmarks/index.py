@@ -102,8 +102,9 @@ def measure(ours: Ours, vllm: Helper, documents: int, rounds: int, first: int) -
 
 
 def hit_rows(times: Times, case: str, scheme: str, targets: bool) -> Iterator[Row]:
-    """How much faster ours is than theirs, and what it takes."""
+    """What ours takes, and how much faster it is than theirs: in the median, and at best on either side."""
     middle = {name: statistics.median(values) * 1e3 for name, values in times.items()}
+    best = {name: min(values) * 1e3 for name, values in times.items()}
     for name in ALGORITHMS:
         label = LABEL[name]
         for what, bench in (("hash", "hash"), ("match", "match each instance"), ("closed", "match, closed")):
@@ -111,11 +112,11 @@ def hit_rows(times: Times, case: str, scheme: str, targets: bool) -> Iterator[Ro
                 {"hash": HASH_TARGET[name], "match": "<= 0.1", "closed": "<= 0.1"}[what] if targets else ""
             )
             yield Row(f"{bench}, {label}", case, middle[f"{name} {what}"], "ms", target=target)
-        for what in ("hash", "match", "both"):
-            rate, theirs = 1 / middle[f"{name} {what}"], 1 / middle[f"vllm {what}"]
-            bench = "hash and match" if what == "both" else what
-            target = ">= 15" if what == "both" and targets else ""
-            yield Row(f"{bench}, {label}", case, rate, "per ms", scheme, theirs, target)
+            yield Row(f"{bench}, {label}, the best", case, best[f"{name} {what}"], "ms")
+        for of, suffix in ((middle, ""), (best, ", the best")):
+            rate, theirs = 1 / of[f"{name} both"], 1 / of["vllm both"]
+            target = ">= 15" if targets else ""
+            yield Row(f"hash and match, {label}{suffix}", case, rate, "per ms", scheme, theirs, target)
 
 
 def build_rows(ours: Ours, built: dict[str, Any], documents: int) -> Iterator[Row]:

@@ -76,6 +76,14 @@ def test_the_library_exports_only_its_interface_and_needs_only_system_libraries(
     header = (ROOT / "native/include/kvferry/kvferry.h").read_text()
     declared = set(re.findall(r"\b(kvf_\w+)\(", header))
     assert declared == {name for name in names if name.startswith("kvf_")}
+    functions = {name.partition("(")[0] for name in names}
+    wanted = {
+        "Engine::create",
+        "index::KeySpace::create",
+        "index::KeyChain::extend",
+        "index::ChainIndex::match",
+    }
+    assert {f"kvferry::{name}" for name in wanted} <= functions  # what the C functions do not use, too
 
 
 def test_the_c_interface_knows_every_transfer_option(pc_folder: Path, tmp_path: Path) -> None:

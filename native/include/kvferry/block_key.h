@@ -83,7 +83,7 @@ class KVFERRY_API KeySpace {
   BlockKey of_engine_hash(std::span<const std::byte> hash) const;
 
  private:
-  struct Secrets;
+  struct [[gnu::visibility("hidden")]] Secrets;
   explicit KeySpace(std::unique_ptr<const Secrets> secrets);
   std::unique_ptr<const Secrets> secrets_;
 };

@@ -71,7 +71,7 @@ class KVFERRY_API ChainIndex {
   std::uint32_t max_instances() const;
 
  private:
-  class Impl;
+  class [[gnu::visibility("hidden")]] Impl;
   std::unique_ptr<Impl> impl_;
 };
 
