@@ -89,8 +89,9 @@ class TestEmbedded(MetaStoreConformance):
         assert [entry.value for entry in store.list("")] == [b"1"]
 
     def test_a_stopped_process_in_the_middle_of_a_change_holds_nobody_up_for_long(
-        self, store: MetaStore, tmp_path: Path
+        self, store: MetaStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
+        monkeypatch.setattr("kvferry.meta.embedded.directory.LOCK_TIMEOUT_S", 0.3)
         code = (
             "import fcntl, sys, time\n"
             "file = open(sys.argv[1], 'r+b'); fcntl.flock(file, fcntl.LOCK_EX); print('locked', flush=True)\n"

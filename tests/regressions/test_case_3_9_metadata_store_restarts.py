@@ -73,7 +73,7 @@ def test_everything_is_back_and_nobody_was_lost(
     with caplog.at_level(logging.INFO, "kvferry.meta"):
         outage(etcd, three, with_data=with_data)
         wait_until(lambda: set(records(store)) == node_ids(three[0]), PATIENCE_S, "records")
-        time.sleep(2 * LEASE_S)  # what was only kept for a while would end now
+        time.sleep(1.5 * LEASE_S)  # what was only kept for a while would end now
     assert watched.smallest == [3, 3, 3]
     assert [x.members() for x in three] == views
     sealer = Sealer("default", SECRET)
@@ -101,7 +101,7 @@ def test_an_outage_too_short_to_be_noticed_loses_nobody(etcd: EtcdCluster, membe
         return False
 
     wait_until(back, PATIENCE_S, "records")
-    time.sleep(2 * LEASE_S)
+    time.sleep(1.5 * LEASE_S)
     assert watched.smallest == [3, 3, 3]
 
 

@@ -76,7 +76,7 @@ def test_nodes_do_not_notice_that_a_member_died(three: EtcdCluster, caplog: pyte
         views = [x.members() for x in pair]
         with caplog.at_level(logging.INFO, "kvferry.meta"):
             three.kill(0)
-            time.sleep(2 * LEASE_S)
+            time.sleep(1.5 * LEASE_S)
             three.start()
             three.wait_ready()
         assert [x.members() for x in pair] == views
@@ -216,12 +216,12 @@ def test_an_answer_that_makes_no_sense_is_an_error_and_no_more(answer: bytes) ->
         thread = threading.Thread(target=server.serve_forever, args=(0.01,))
         thread.start()
         url = f"http://127.0.0.1:{server.server_address[1]}"
-        gateway = Gateway([url], call_timeout_s=0.2, attempt_timeout_s=0.1)
+        gateway = Gateway([url], call_timeout_s=0.1, attempt_timeout_s=0.1)
         with contextlib.closing(EtcdStore(gateway)) as store:
             watch = store.watch("a")
             with pytest.raises(KVFerryError):
                 raise UnavailableError(str(store.list("a")))
-            assert watch.next(0.1) in (None, ((), True))
+            assert watch.next(0.01) in (None, ((), True))
         server.shutdown()
         thread.join()
 

@@ -3,6 +3,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -14,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+import kvferry.meta
 from _members import LEASE_S, PATIENCE_S, Members, member, node_ids, records, see
 from kvferry.config import ClusterOptions
 from kvferry.errors import ConfigError, InvalidArgumentError
@@ -35,6 +37,7 @@ def members(folder: Path) -> Iterator[Members]:
 
 CHILD = """
 import json, sys
+import kvferry.meta
 from kvferry.config import ClusterOptions
 from kvferry.meta import Member, Membership, open_store
 folder, node_id, lease_s, secret = sys.argv[1:]
@@ -72,6 +75,30 @@ def test_join_returns_everybody_who_is_there(members):
     view = members.make().join()
     assert len(view.members) == 2
     assert list(view.members) == sorted(view.members, key=lambda found: found.node_id)
+
+
+def test_many_who_enter_at_the_same_instant_all_see_each_other(members):
+    many = [members.make(lease_s=5.0) for _ in range(16)]
+    barrier = threading.Barrier(len(many))
+
+    def enter(membership):
+        barrier.wait(PATIENCE_S)
+        membership.join(PATIENCE_S)
+
+    threads = [threading.Thread(target=enter, args=(membership,)) for membership in many]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(PATIENCE_S)
+    see(many, len(many))
+    assert {frozenset(node_ids(membership)) for membership in many} == {frozenset(node_ids(many[0]))}
+    assert all(membership.ignored() == {} for membership in many)
+
+
+def test_no_clock_that_can_jump_is_used():
+    sources = [path.read_text() for path in Path(kvferry.meta.__file__).parent.rglob("*.py")]
+    assert len(sources) > 10
+    assert not [text for text in sources if re.search(r"time\.time|datetime|localtime|st_mtime", text)]
 
 
 def test_clusters_of_other_names_do_not_meet(members):
@@ -160,7 +187,7 @@ def test_a_removed_directory_is_made_again_and_nobody_is_lost(members, folder):
     shutil.rmtree(folder)
     store = members.store()
     wait_until(lambda: len(records(store)) == 3, PATIENCE_S, "three records")
-    time.sleep(2 * LEASE_S)
+    time.sleep(1.5 * LEASE_S)
     see(three, 3)
     assert {membership.members().number for membership in three} <= {1, 2, 3}
 

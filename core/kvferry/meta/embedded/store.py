@@ -15,6 +15,8 @@ from kvferry.meta.embedded.lease import EmbeddedLease, is_over
 from kvferry.meta.store import Batch, Entry, Lease, Mirror, check_key, check_prefix, check_ttl, check_value
 
 POLL_S = 0.05
+# With many processes each looks at the leases less often: what one of them finds, all are told.
+SEARCH_S_PER_LEASE = 0.005
 _DRAFT = "~"  # no key has it
 
 
@@ -103,14 +105,16 @@ class EmbeddedStore:
         return self._closed.is_set()
 
     def revision(self) -> int:
-        """Return a number that differs whenever something changed, dead processes included.
+        """Return a number that differs whenever something changed. Raises UnavailableError."""
+        return self._directory.revision()
 
-        Raises UnavailableError.
-        """
-        if any(is_over(path) for path in self._lease_files()):
+    def look_for_the_dead(self) -> int:
+        """Remove what ended, which is a change; returns the number of leases. Raises UnavailableError."""
+        leases = self._lease_files()
+        if any(is_over(path) for path in leases):
             with self._changing():
                 pass
-        return self._directory.revision()
+        return len(leases)
 
     def _check_open(self) -> None:
         if self._closed.is_set():
@@ -197,6 +201,7 @@ class EmbeddedWatch:
         self._prefix = prefix
         self._mirror = Mirror()
         self._seen = -2  # no revision yet
+        self._next_search = 0.0
         self._closed = threading.Event()
 
     def next(self, timeout_s: float) -> Batch | None:
@@ -213,10 +218,16 @@ class EmbeddedWatch:
         """End it. Idempotent."""
         self._closed.set()
 
+    def _search(self) -> None:
+        if time.monotonic() >= self._next_search:
+            leases = self._store.look_for_the_dead()
+            self._next_search = time.monotonic() + max(POLL_S, leases * SEARCH_S_PER_LEASE) * 0.9
+
     def _look(self) -> Batch | None:
         if self._closed.is_set() or self._store.closed:
             raise CancelledError("the watch was closed")
         try:
+            self._search()
             revision = self._store.revision()
             if revision == self._seen:
                 return None
