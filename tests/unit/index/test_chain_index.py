@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import sys
 import threading
+import time
 from collections import Counter
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -104,26 +107,47 @@ def test_any_events_give_what_a_model_gives(count_repeats: bool, events: list[An
         assert index.match(KEYS)[instance] == [*counts, 0].index(0)
 
 
-def test_the_interpreter_goes_on_beside_long_calls() -> None:
-    index = ChainIndex(1)
-    keys = SPACE.keys(np.arange(1_200_000, dtype=np.int32))
-    steps, stop = [], threading.Event()
+@pytest.fixture
+def other_thread() -> Iterator[list[int]]:
+    """A list that another thread appends to whenever a call gives up the interpreter, and only then."""
+    steps: list[int] = []
+    stop = threading.Event()
 
     def count() -> None:
         while not stop.is_set():
             steps.append(1)
+            time.sleep(0.0005)
 
+    usual = sys.getswitchinterval()
+    sys.setswitchinterval(600)
     thread = threading.Thread(target=count)
     thread.start()
-    try:
-        for _ in range(20):
-            before = len(steps)
-            index.stored(0, keys)
-            SPACE.keys(np.arange(1_200_000, dtype=np.int32))
-            index.cleared(0)
-            if len(steps) > before:
-                return
-    finally:
-        stop.set()
-        thread.join()
-    pytest.fail("no other thread ran during any of the calls")
+    yield steps
+    stop.set()
+    thread.join()
+    sys.setswitchinterval(usual)
+
+
+TOKENS = np.arange(2_000_000, dtype=np.int32)
+MANY_KEYS = SPACE.keys(TOKENS)
+CALLS: dict[str, Callable[[ChainIndex], object]] = {
+    "keys": lambda _index: SPACE.keys(TOKENS),
+    "extend": lambda _index: SPACE.chain().extend(TOKENS),
+    "stored": lambda index: index.stored(0, MANY_KEYS),
+    "match": lambda index: index.match(MANY_KEYS),
+    "removed": lambda index: index.removed(0, MANY_KEYS),
+    "cleared": lambda index: index.cleared(0),
+}
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_other_threads_run_beside_long_calls(name: str, other_thread: list[int]) -> None:
+    index = ChainIndex(1)
+    index.stored(0, MANY_KEYS)
+    for _ in range(200):  # the other thread may happen to wait for a processor
+        before = len(other_thread)
+        CALLS[name](index)
+        if len(other_thread) > before:
+            return
+        index.stored(0, MANY_KEYS)
+    pytest.fail(f"no other thread ran during {name}")
