@@ -48,7 +48,8 @@ struct Held {  // what the node has of an object
   std::uint32_t replicas = 1;
 };
 
-// Whoever reserves and pins: a client or a peer. Everything it holds ends with end_session(). 0: the node itself.
+// Whoever reserves and pins: a client or a peer. Everything it holds ends with end_session(), after which no call names
+// it any more. 0: the node itself.
 using Session = std::uint64_t;
 using PutId = std::uint64_t;  // never used again
 using PinId = std::uint64_t;  // never used again
@@ -66,7 +67,8 @@ struct Pinned {
 };
 
 struct LocalStoreOptions {
-  std::vector<std::span<std::byte>> arenas;  // written and read by this process, mapped by clients
+  // All of it zeroed, at multiples of a page, and there until the store is gone.
+  std::vector<std::span<std::byte>> arenas;  // written and read by this process, mapped by clients; 65,536 at most
   std::span<std::byte> index;                // shared with clients, who only read it: index_bytes() of it
   std::span<std::byte> pins;                 // shared with clients, a page of it for each: pins_bytes() of it
   NodeId node_id;
@@ -82,13 +84,16 @@ class LocalStore {
   static Result<std::unique_ptr<LocalStore>> create(LocalStoreOptions options);
   virtual ~LocalStore() = default;
 
-  // Makes room by eviction if need be, waiting for SSD writes until `deadline`. kResourceExhausted: everything is
-  // pinned or reserved now (the message says how much, and to try again); kOutOfRange: larger than all memory;
-  // kInvalidArgument. Two reservations of one id may be under way at once; the first commit wins.
+  // Makes room by eviction if need be, waiting for SSD writes until `deadline`, for nothing else. kResourceExhausted:
+  // everything is pinned or reserved now (the message says how much, and to try again), and then nothing was evicted for
+  // it; kOutOfRange: larger than all memory; kInvalidArgument. Two reservations of one id may be under way at once; the
+  // first commit wins. When the lease ends, the put is over, but its memory is kept until the session aborts it or
+  // ends: whoever is so late may also write late.
   virtual Result<Reserved> reserve(Session session, const NewObject& object, Deadline deadline) = 0;
   // Makes it visible. True: created; false: somebody else had committed the same bytes. kConflict: other bytes are
   // there. kNotFound: unknown put id, or its lease ended.
   virtual Result<bool> commit(Session session, PutId put, const ContentDigest& digest) = 0;
+  // The session will not write there any more: the memory is used again at once. Also of a put whose lease ended.
   virtual void abort(Session session, PutId put) = 0;
 
   virtual std::optional<Held> find(const ObjectId& id) const = 0;  // no access, no pin
@@ -116,13 +121,17 @@ class LocalStore {
       const ObjectId& id) const = 0;                         // all that another node must know to hold it
   virtual void prefetch(std::span<const ObjectId> ids) = 0;  // brings them back from SSD, in the background
 
-  // Called, without locks, from any thread: objects that left this node by eviction, expiry or corruption.
+  // Called, without locks, by one thread of the store's, soon after objects left this node by eviction, expiry or
+  // corruption (not by remove()). One may have been put again by then: find() tells. Must not wait long.
   virtual void on_dropped(std::function<void(std::span<const ObjectId>)> callback) = 0;
   // Asked before an object is evicted for good or to SSD, when NodeOptions::demote_to_remote: true if another node has
   // taken it.
   virtual void on_demote(std::function<bool(const ObjectId&)> callback) = 0;
 
   virtual NodeStats stats() const = 0;
+  // For tests: kInternal, with the figures, unless every byte of memory is free, an object's, reserved, or still read
+  // although its object is gone, and index and table agree.
+  virtual Status check() const = 0;
   virtual void close() = 0;  // flushes the log; idempotent
 };
 

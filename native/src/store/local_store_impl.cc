@@ -1,0 +1,208 @@
+#include "store/local_store_impl.h"
+
+#include <algorithm>
+#include <string>
+#include <utility>
+
+#include "base/deadline.h"
+
+namespace kvferry::store {
+namespace {
+
+std::vector<std::uint64_t> lengths_of(const std::vector<std::span<std::byte>>& arenas) {
+  std::vector<std::uint64_t> lengths;
+  for (const std::span<std::byte> arena : arenas) lengths.push_back(arena.size());
+  return lengths;
+}
+
+std::uint64_t share_of(std::uint64_t bytes, double share) {
+  return static_cast<std::uint64_t>(static_cast<double>(bytes) * std::clamp(share, 0.0, 1.0));
+}
+
+std::uint64_t expiry_of(const NewObject& object) {
+  if (!object.expires_in) return kNeverExpires;
+  const auto in_ms = std::clamp(*object.expires_in, milliseconds(0), kLongestWait);
+  return monotonic_ms() + static_cast<std::uint64_t>(in_ms.count());
+}
+
+Status closed_status() { return {Code::kUnavailable, "the node's store is closed"}; }
+
+Status unknown_put(PutId put) {
+  return {Code::kNotFound, "put " + std::to_string(put) + ": unknown, or not committed within its lease; put it again"};
+}
+
+}  // namespace
+
+std::uint64_t LocalStore::index_bytes(const NodeOptions& options) { return IndexShape::of(options).bytes(); }
+
+std::uint64_t LocalStore::pins_bytes(const NodeOptions&) { return std::uint64_t{kMaxClients} * sizeof(PinPage); }
+
+Result<std::unique_ptr<LocalStore>> LocalStore::create(LocalStoreOptions options) {
+  if (options.pins.size() < pins_bytes(options.node)) {
+    return {Code::kInvalidArgument, "the pins need " + std::to_string(pins_bytes(options.node)) + " bytes"};
+  }
+  KVF_ASSIGN_OR_RETURN(auto table, ObjectTable::create(options.index, options.node_id, options.node));
+  auto store = std::make_unique<LocalStoreImpl>(std::move(options), std::move(table));
+  store->start();
+  return std::unique_ptr<LocalStore>(std::move(store));
+}
+
+LocalStoreImpl::LocalStoreImpl(LocalStoreOptions options, std::unique_ptr<ObjectTable> table)
+    : options_(std::move(options.node)), table_(std::move(table)), memory_(lengths_of(options.arenas), options.pins) {
+  const std::uint64_t capacity = memory_.arenas().capacity();
+  high_water_ = share_of(capacity, options_.watermark_high);
+  low_water_ = std::min(high_water_, share_of(capacity, options_.watermark_low));
+}
+
+LocalStoreImpl::~LocalStoreImpl() { close(); }
+
+void LocalStoreImpl::start() {
+  upkeep_ = std::thread([this] { upkeep(); });
+}
+
+void LocalStoreImpl::close() {
+  {
+    const Lock lock(mutex_);
+    if (closed_) return;
+    closed_ = true;
+    upkeep_wanted_.notify_all();
+  }
+  upkeep_.join();
+}
+
+std::optional<Slot> LocalStoreImpl::find_current(const ObjectId& id) {
+  const auto slot = table_->find(id);
+  if (!slot || !table_->expired(*slot, monotonic_ms())) return slot;
+  counters_.add(StoreCounters::kExpired);
+  forget(*slot);
+  return std::nullopt;
+}
+
+void LocalStoreImpl::forget(Slot slot) {
+  if (on_dropped_) dropped_.push_back(table_->id(slot));
+  retire({table_->erase(slot)});
+}
+
+void LocalStoreImpl::release(Reservation& put) {
+  memory_.give_back(put.places, put.object.bytes);
+  if (!put.ended) table_->give_slot(put.slot);
+}
+
+Result<Reserved> LocalStoreImpl::reserve(Session session, const NewObject& object, Deadline) {
+  KVF_RETURN_IF_ERROR(check_object(object));
+  const Lock lock(mutex_);
+  if (closed_) return closed_status();
+  Reserved reserved;
+  if (const auto slot = find_current(object.id)) {
+    table_->accessed(*slot);
+    counters_.add(StoreCounters::kPutsExisting);
+    reserved.existing = table_->entry(*slot).held;
+    return reserved;
+  }
+  KVF_ASSIGN_OR_RETURN(Room room, make_room(object.bytes));
+  reserved.places = room.places;
+  reserved.put = puts_.add({session, object, room.slot, std::move(room.places),
+                            deadline_in(options_.reservation_lease), /*ended=*/false});
+  call_for_upkeep(above_high_water());
+  return reserved;
+}
+
+Result<bool> LocalStoreImpl::commit(Session session, PutId put, const ContentDigest& digest) {
+  const Lock lock(mutex_);
+  if (closed_) return closed_status();
+  const Reservation* const known = puts_.find(session, put);
+  if (known == nullptr || known->ended) return unknown_put(put);
+  Reservation reservation = *puts_.take(session, put);
+  if (const auto slot = find_current(reservation.object.id)) return settle_duplicate(reservation, *slot, digest);
+  counters_.add(StoreCounters::kPuts);
+  counters_.add(StoreCounters::kPutBytes, reservation.object.bytes);
+  table_->insert(reservation.slot, reservation.object,
+                 {digest, Tier::kDram, std::move(reservation.places), expiry_of(reservation.object)});
+  return true;
+}
+
+// Two puts of one id were under way, and this one comes second.
+Result<bool> LocalStoreImpl::settle_duplicate(Reservation& put, Slot slot, const ContentDigest& digest) {
+  release(put);
+  const Held held = table_->entry(slot).held;
+  if (held.bytes == put.object.bytes && held.digest == digest) {
+    counters_.add(StoreCounters::kPutsExisting);
+    return false;
+  }
+  counters_.add(StoreCounters::kPutConflicts);
+  return {Code::kConflict, "object " + put.object.id.to_string() + " holds other bytes already: " +
+                               std::to_string(held.bytes) + " of them; objects are written once"};
+}
+
+void LocalStoreImpl::abort(Session session, PutId put) {
+  const Lock lock(mutex_);
+  auto reservation = puts_.take(session, put);
+  if (!reservation) return;
+  release(*reservation);
+  counters_.add(StoreCounters::kPutsAborted);
+}
+
+std::optional<Held> LocalStoreImpl::find(const ObjectId& id) const {
+  const auto found = table_->reader().find(id, monotonic_ms());
+  if (!found) return std::nullopt;
+  return found->held;
+}
+
+Result<Pinned> LocalStoreImpl::pin(Session session, const ObjectId& id, Deadline) {
+  const Lock lock(mutex_);
+  if (closed_) return closed_status();
+  const auto slot = find_current(id);
+  if (!slot) {
+    counters_.add(StoreCounters::kPinsOfAbsent);
+    return {Code::kNotFound, "object " + id.to_string() + " is not here"};
+  }
+  counters_.add(StoreCounters::kPins);
+  table_->accessed(*slot);
+  Pinned pinned;
+  pinned.pin = memory_.leases().add(session, table_->pin_word_of(*slot), deadline_in(options_.pin_lease));
+  pinned.held = table_->entry(*slot).held;
+  pinned.places = table_->places(*slot);
+  return pinned;
+}
+
+bool LocalStoreImpl::unpin(Session session, PinId pin) {
+  const Lock lock(mutex_);
+  return memory_.leases().remove(session, pin);
+}
+
+bool LocalStoreImpl::remove(const ObjectId& id) {
+  const Lock lock(mutex_);
+  const auto slot = find_current(id);
+  if (!slot) return false;
+  retire({table_->erase(*slot)});
+  counters_.add(StoreCounters::kRemoved);
+  return true;
+}
+
+void LocalStoreImpl::end_session(Session session, std::function<bool()> still_writes) {
+  const Lock lock(mutex_);
+  memory_.leases().remove_session(session);
+  for (Reservation& put : puts_.end_session(session, std::move(still_writes))) release(put);
+}
+
+Result<std::uint32_t> LocalStoreImpl::add_client(std::function<bool()> gone) {
+  const Lock lock(mutex_);
+  if (closed_) return closed_status();
+  return memory_.pages().add(std::move(gone));
+}
+
+void LocalStoreImpl::remove_client(std::uint32_t page) {
+  const Lock lock(mutex_);
+  memory_.pages().remove(page);
+}
+
+void LocalStoreImpl::prefetch(std::span<const ObjectId>) {}
+
+void LocalStoreImpl::on_dropped(DroppedCallback callback) {
+  const Lock lock(mutex_);
+  on_dropped_ = callback ? std::make_shared<const DroppedCallback>(std::move(callback)) : nullptr;
+}
+
+void LocalStoreImpl::on_demote(std::function<bool(const ObjectId&)>) {}
+
+}  // namespace kvferry::store

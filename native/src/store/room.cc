@@ -1,0 +1,123 @@
+// Room for a put: what is free, else what expired, else what the policy gives up. Under the store's lock.
+#include <algorithm>
+#include <string>
+#include <utility>
+
+#include "store/local_store_impl.h"
+
+namespace kvferry::store {
+namespace {
+
+constexpr std::size_t kMostVictims = 64;  // at once: their pins are looked at together
+
+}  // namespace
+
+Result<LocalStoreImpl::Room> LocalStoreImpl::make_room(std::uint64_t bytes) {
+  const ArenaSet& arenas = memory_.arenas();
+  if (bytes > kMaxObjectBytes || ArenaSet::rounded(bytes) > arenas.capacity()) {
+    return {Code::kOutOfRange, "an object of " + std::to_string(bytes) + " bytes is larger than all memory of the " +
+                                   "node, " + std::to_string(arenas.capacity()) + " bytes"};
+  }
+  KVF_ASSIGN_OR_RETURN(const Slot slot, make_slot());
+  bool checked = false;
+  for (;;) {
+    auto places = memory_.allocate(bytes);
+    if (places && table_->has_list_for(places->size())) return Room{slot, std::move(*places)};
+    if (places) memory_.give_back(*places, bytes);
+    if (memory_.reclaim() > 0 || forget_expired()) continue;
+    drain_accesses();
+    memory_.look_at_pins();
+    if (!checked && !could_fit(bytes)) break;  // it would cost all that is here and not help
+    checked = true;
+    // Enough although it is free, but not in one place: then as much again.
+    const std::uint64_t free = arenas.free_bytes();
+    const std::uint64_t missing = ArenaSet::rounded(bytes) > free ? ArenaSet::rounded(bytes) - free : bytes;
+    if (evict(missing, kMostVictims, StoreCounters::kEvictedInPut) == 0) break;
+  }
+  table_->give_slot(slot);
+  counters_.add(StoreCounters::kPutsRefused);
+  return no_room(bytes);
+}
+
+Result<Slot> LocalStoreImpl::make_slot() {
+  for (;;) {
+    if (const auto slot = table_->take_slot()) return *slot;
+    if (forget_expired()) continue;
+    drain_accesses();
+    memory_.look_at_pins();
+    if (evict(0, 1, StoreCounters::kEvictedInPut) == 0) break;
+  }
+  counters_.add(StoreCounters::kPutsRefused);
+  return {Code::kResourceExhausted, "the node holds " + std::to_string(table_->objects()) + " objects and has " +
+                                        std::to_string(puts_.size()) +
+                                        " puts under way, as many as it may (max_objects); all are in use: try again"};
+}
+
+// Whether the bytes would be there if all went that is not in use.
+bool LocalStoreImpl::could_fit(std::uint64_t bytes) const {
+  std::uint64_t pinned = 0;
+  for (const std::uint64_t word : memory_.seen_pins()) {
+    if (!table_->holds(word)) continue;
+    const Held held = table_->entry(static_cast<Slot>((word >> 32) - 1)).held;
+    if (held.tier == Tier::kDram) pinned += ArenaSet::rounded(held.bytes);
+  }
+  return ArenaSet::rounded(bytes) <= memory_.arenas().free_bytes() + table_->dram_bytes() - pinned;
+}
+
+// Gives up objects until they had so many bytes; at least one. By the pins as last looked at. The count of objects.
+std::uint64_t LocalStoreImpl::evict(std::uint64_t bytes, std::size_t most_objects, StoreCounters::Id why) {
+  std::vector<Retired> batch;
+  std::uint64_t freed = 0;
+  const auto may_take = [this](Slot slot) { return !memory_.pinned(table_->pin_word_of(slot)); };
+  while (batch.size() < most_objects && (batch.empty() || freed < bytes)) {
+    const Slot slot = table_->victim(may_take);
+    if (slot == kNoSlot) break;
+    if (on_dropped_) dropped_.push_back(table_->id(slot));
+    batch.push_back(table_->erase(slot));
+    freed += ArenaSet::rounded(batch.back().bytes);
+  }
+  const std::uint64_t objects = batch.size();
+  counters_.add(StoreCounters::kEvicted, objects);
+  counters_.add(StoreCounters::kEvictedBytes, freed);
+  if (why != StoreCounters::kEvicted) counters_.add(why, objects);
+  retire(std::move(batch));
+  call_for_upkeep(!dropped_.empty());
+  return objects;
+}
+
+void LocalStoreImpl::retire(std::vector<Retired> batch) {
+  counters_.add(StoreCounters::kKeptByPins, memory_.retire(std::move(batch)));
+}
+
+bool LocalStoreImpl::forget_expired() {
+  const std::vector<Slot> due = table_->take_expired(monotonic_ms());
+  std::vector<Retired> batch;
+  for (const Slot slot : due) {
+    if (on_dropped_) dropped_.push_back(table_->id(slot));
+    batch.push_back(table_->erase(slot));
+  }
+  retire(std::move(batch));
+  counters_.add(StoreCounters::kExpired, due.size());
+  return !due.empty();
+}
+
+void LocalStoreImpl::drain_accesses() {
+  memory_.pages().drain_accesses([this](std::uint32_t slot) { table_->maybe_accessed(slot); });
+}
+
+Status LocalStoreImpl::no_room(std::uint64_t bytes) const {
+  return {Code::kResourceExhausted,
+          "no room for " + std::to_string(bytes) + " bytes: of " + std::to_string(memory_.arenas().capacity()) +
+              " bytes " + std::to_string(memory_.arenas().free_bytes()) + " are free, " +
+              std::to_string(puts_.reserved_bytes()) + " reserved by puts that are under way, " +
+              std::to_string(memory_.limbo_bytes()) +
+              " still read although their object is gone, the rest pinned; try again when readers have finished"};
+}
+
+void LocalStoreImpl::call_for_upkeep(bool needed) {
+  if (!needed || upkeep_called_) return;
+  upkeep_called_ = true;
+  upkeep_wanted_.notify_one();
+}
+
+}  // namespace kvferry::store

@@ -1,0 +1,34 @@
+#include "store/store_counters.h"
+
+namespace kvferry::store {
+namespace {
+
+constexpr std::array<const char*, StoreCounters::kCount> kNames = {
+    "puts_total",
+    "put_bytes_total",
+    "puts_existing_total",
+    "put_conflicts_total",
+    "puts_aborted_total",
+    "puts_refused_total",
+    "put_leases_ended_total",
+    "pins_total",
+    "pins_of_absent_total",
+    "pin_leases_ended_total",
+    "removed_total",
+    "expired_total",
+    "evicted_total",
+    "evicted_bytes_total",
+    "evicted_in_put_total",
+    "kept_by_pins_total",
+    "clients_gone_total",
+};
+
+}  // namespace
+
+std::map<std::string, std::uint64_t> StoreCounters::snapshot() const {
+  std::map<std::string, std::uint64_t> all;
+  for (std::size_t id = 0; id < kCount; ++id) all.emplace(kNames[id], get(static_cast<Id>(id)));
+  return all;
+}
+
+}  // namespace kvferry::store

@@ -1,0 +1,87 @@
+// What a store does by itself: a thread that wakes some times a second, or when it is called.
+#include <string>
+#include <utility>
+
+#include "base/log.h"
+#include "store/local_store_impl.h"
+
+namespace kvferry::store {
+namespace {
+
+constexpr milliseconds kRound{100};
+constexpr std::size_t kObjectsPerStep = 64;  // between two of them others get the lock
+
+}  // namespace
+
+void LocalStoreImpl::upkeep() {
+  Lock lock(mutex_);
+  while (!closed_) {
+    upkeep_wanted_.wait_for(lock, kRound, [this] { return closed_ || upkeep_called_; });
+    upkeep_called_ = false;
+    forget_expired();
+    look_after_leases();
+    drain_accesses();
+    memory_.reclaim();
+    evict_to_low_water(lock);
+    look_after_clients(lock);
+    look_after_ended_sessions(lock);
+    report_dropped(lock);
+  }
+}
+
+void LocalStoreImpl::look_after_leases() {
+  const auto now = Clock::now();
+  const std::vector<Slot> slots = puts_.end_leases(now);
+  for (const Slot slot : slots) table_->give_slot(slot);
+  counters_.add(StoreCounters::kPutLeasesEnded, slots.size());
+  counters_.add(StoreCounters::kPinLeasesEnded, memory_.leases().remove_ended(now));
+}
+
+void LocalStoreImpl::evict_to_low_water(Lock& lock) {
+  if (!above_high_water()) return;
+  while (!closed_ && used_bytes() > low_water_) {
+    memory_.look_at_pins();
+    if (evict(used_bytes() - low_water_, kObjectsPerStep, StoreCounters::kEvicted) == 0) return;
+    lock.unlock();
+    lock.lock();
+  }
+}
+
+void LocalStoreImpl::look_after_clients(Lock& lock) {
+  const std::vector<PinPages::Watched> clients = memory_.pages().watched();
+  lock.unlock();
+  std::vector<PinPages::Watched> gone;
+  for (const PinPages::Watched& client : clients) {
+    if (*client.gone && (*client.gone)()) gone.push_back(client);
+  }
+  lock.lock();
+  for (const PinPages::Watched& client : gone) {
+    if (memory_.pages().remove_if_same(client)) counters_.add(StoreCounters::kClientsGone);
+  }
+}
+
+void LocalStoreImpl::look_after_ended_sessions(Lock& lock) {
+  const auto ending = puts_.ending();
+  if (ending.empty()) return;
+  lock.unlock();
+  std::vector<std::shared_ptr<const Reservations::StillWrites>> ended;
+  for (const auto& still_writes : ending) {
+    if (!(*still_writes)()) ended.push_back(still_writes);
+  }
+  lock.lock();
+  for (const auto& still_writes : ended) {
+    for (Reservation& put : puts_.take_written(still_writes)) release(put);
+  }
+}
+
+void LocalStoreImpl::report_dropped(Lock& lock) {
+  if (dropped_.empty()) return;
+  const std::vector<ObjectId> dropped = std::exchange(dropped_, {});
+  const std::shared_ptr<const DroppedCallback> callback = on_dropped_;
+  if (!callback) return;
+  lock.unlock();
+  (*callback)(dropped);
+  lock.lock();
+}
+
+}  // namespace kvferry::store
