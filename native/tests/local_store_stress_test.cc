@@ -112,6 +112,36 @@ TEST(LocalStoreStress, ThreadsReadRightBytes) {
   EXPECT_GT(node.counter("evicted_total"), 0u);
 }
 
+// One object, one place for it: whoever pins it between its removal and its next life must notice.
+TEST(LocalStoreStress, NoPinComesTooLate) {
+  NodeOptions options = small_node();
+  options.dram_bytes = 64;
+  StoreOnMemory node(options);
+  std::atomic<bool> stop{false};
+  std::atomic<std::uint64_t> lives{0}, hits{0}, wrong{0};
+  std::thread writer([&] {
+    for (std::uint64_t version = 0; !stop; ++version) {
+      if (node.put(StoreOnMemory::object(0, 64), version).ok()) ++lives;
+      (void)node->remove(id_of(0));
+    }
+  });
+  const auto client = node.new_client();
+  const Deadline deadline = soon();
+  while ((hits < 30000 || lives < 100000) && !expired(deadline)) {
+    const auto pinned = client->pin(id_of(0));
+    if (!pinned.ok() || !*pinned) continue;
+    ++hits;
+    for (int look = 0; look < 10; ++look) {
+      if (!right_bytes(*client, id_of(0), (*pinned)->held, (*pinned)->places)) ++wrong;
+    }
+    client->unpin(**pinned);
+  }
+  stop = true;
+  writer.join();
+  EXPECT_GT(hits, 100u);
+  EXPECT_EQ(wrong, 0u) << "of " << hits << " pins in " << lives << " lives";
+}
+
 // A child process that reads until it is killed. What it saw lies in memory that both have.
 class Reader {
  public:
