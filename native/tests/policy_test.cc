@@ -83,6 +83,22 @@ TEST_P(EveryPolicy, FindsTheOneThatMayBeTakenAmongManyThatMayNot) {
   }
 }
 
+TEST_P(EveryPolicy, ObjectsInUseDoNotHideThoseThatAreUsedMore) {
+  for (const Slot in_use : {Slot{1}, Slot{300}}) {
+    for (Slot slot = 0; slot < in_use; ++slot) policy->insert(slot, facts(slot + 1));
+    for (Slot slot = in_use; slot < in_use + 5; ++slot) {
+      policy->insert(slot, facts(slot + 1));
+      policy->access(slot);
+      policy->access(slot);
+    }
+    const auto free = [&](Slot slot) { return slot >= in_use; };
+    Slot found = kNoSlot;
+    for (int call = 0; call < 10 && found == kNoSlot; ++call) found = policy->victim(free);
+    EXPECT_NE(found, kNoSlot) << in_use;
+    for (Slot slot = 0; slot < in_use + 5; ++slot) policy->erase(slot);
+  }
+}
+
 TEST_P(EveryPolicy, ObjectsUsedOftenDoNotHideEachOther) {
   for (Slot slot = 0; slot < 1000; ++slot) policy->insert(slot, facts(slot + 1));
   for (int round = 0; round < 5; ++round) {

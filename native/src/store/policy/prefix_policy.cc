@@ -37,7 +37,7 @@ void PrefixPolicy::access(Slot slot) {
   entry.epoch = static_cast<std::uint16_t>(epoch_);
   model_.use(entry.tag, entry.uses, epoch_);
   if (entry.leaf) {
-    leaves_.unlink(slot);
+    remove_leaf(slot);
     add_leaf(slot);
   }
   spend(mean_bytes_);
@@ -45,7 +45,7 @@ void PrefixPolicy::access(Slot slot) {
 
 void PrefixPolicy::erase(Slot slot) {
   const ChainTable::Entry& entry = objects_[slot];
-  if (entry.leaf) leaves_.unlink(slot);
+  if (entry.leaf) remove_leaf(slot);
   gone_.put(entry.tag, entry.uses);
   const Slot parent = objects_.parent_of(slot);
   objects_.erase(slot);
@@ -54,10 +54,11 @@ void PrefixPolicy::erase(Slot slot) {
 
 Slot PrefixPolicy::victim(const MayTake& may_take) {
   int looks = 0;
-  for (; first_ < kLists; ++first_) {
-    for (Slot slot; (slot = leaves_.back(order_[first_])) != kNoSlot; ++looks) {
+  for (; first_ < kLists; ++first_, came_round_ = kNoSlot) {
+    for (Slot slot; (slot = leaves_.back(order_[first_])) != kNoSlot && slot != came_round_; ++looks) {
       if (looks == kMaxLooks) return kNoSlot;
       if (may_take(slot)) return slot;
+      if (came_round_ == kNoSlot) came_round_ = slot;
       leaves_.unlink(slot);  // it is in use
       objects_[slot].epoch = static_cast<std::uint16_t>(epoch_);
       leaves_.push_front(list_of(objects_[slot]), slot);
@@ -65,6 +66,11 @@ Slot PrefixPolicy::victim(const MayTake& may_take) {
   }
   first_ = 0;
   return kNoSlot;
+}
+
+void PrefixPolicy::remove_leaf(Slot slot) {
+  leaves_.unlink(slot);
+  if (slot == came_round_) came_round_ = kNoSlot;
 }
 
 std::uint32_t PrefixPolicy::list_of(const ChainTable::Entry& entry) const {
@@ -75,13 +81,15 @@ std::uint32_t PrefixPolicy::list_of(const ChainTable::Entry& entry) const {
 void PrefixPolicy::add_leaf(Slot slot) {
   const std::uint32_t list = list_of(objects_[slot]);
   leaves_.push_back(list, slot);
-  first_ = std::min<std::uint32_t>(first_, rank_[list]);
+  if (rank_[list] >= first_) return;
+  first_ = rank_[list];
+  came_round_ = kNoSlot;
 }
 
 void PrefixPolicy::child_came(Slot parent) {
   ChainTable::Entry& entry = objects_[parent];
   if (entry.leaf) {
-    leaves_.unlink(parent);
+    remove_leaf(parent);
     leaves_.note(parent) = 0;
     entry.leaf = false;
   }
@@ -128,6 +136,7 @@ void PrefixPolicy::rank_lists() {
   });
   for (std::uint32_t place = 0; place < kLists; ++place) rank_[order_[place]] = static_cast<std::uint16_t>(place);
   first_ = 0;
+  came_round_ = kNoSlot;
 }
 
 std::uint64_t PrefixPolicy::memory_bytes() const {

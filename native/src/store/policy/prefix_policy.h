@@ -34,6 +34,7 @@ class PrefixPolicy final : public EvictionPolicy {
 
   std::uint32_t list_of(const ChainTable::Entry& entry) const;
   void add_leaf(Slot slot);
+  void remove_leaf(Slot slot);
   void child_came(Slot parent);
   void child_went(Slot parent);
   void spend(std::uint64_t bytes);
@@ -52,6 +53,7 @@ class PrefixPolicy final : public EvictionPolicy {
   std::array<std::uint16_t, kLists> order_{};  // lists, of the least worth first
   std::array<std::uint16_t, kLists> rank_{};   // places of lists in it
   std::uint32_t first_ = 0;                    // no list before this place has a leaf
+  Slot came_round_ = kNoSlot;                  // of the list there, the first one that victim() found in use
 };
 
 }  // namespace kvferry::store
