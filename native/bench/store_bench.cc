@@ -73,9 +73,18 @@ class Bench {
     std::vector<std::uint8_t> found(kCalls);
     std::vector<Measure> measures{
         {"exists", [&](auto ids) { reader_->exists(ids, found); }},
-        {"find", [&](auto ids) { for (const ObjectId& id : ids) expect(reader_->find(id).has_value()); }},
-        {"pin and unpin", [&](auto ids) { for (const ObjectId& id : ids) reader_->unpin(**reader_->pin(id)); }},
-        {"find absent", [&](auto ids) { for (ObjectId id : ids) expect(!reader_->find({~id.hi, id.lo})); }},
+        {"find",
+         [&](auto ids) {
+           for (const ObjectId& id : ids) expect(reader_->find(id).has_value());
+         }},
+        {"pin and unpin",
+         [&](auto ids) {
+           for (const ObjectId& id : ids) reader_->unpin(**reader_->pin(id));
+         }},
+        {"find absent",
+         [&](auto ids) {
+           for (ObjectId id : ids) expect(!reader_->find({~id.hi, id.lo}));
+         }},
         {"reserve and commit", [&](auto ids) { put_new(ids.size()); }},
     };
     for (int round = 0; round < rounds; ++round) {

@@ -229,7 +229,8 @@ TEST_P(LocalStoreModel, AgreesWithTheModel) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Policies, LocalStoreModel,
-                         ::testing::Values(PolicyKind::kLru, PolicyKind::kLfu, PolicyKind::kS3Fifo, PolicyKind::kPrefix),
+                         ::testing::Values(PolicyKind::kLru, PolicyKind::kLfu, PolicyKind::kS3Fifo,
+                                           PolicyKind::kPrefix),
                          [](const auto& which) { return "Policy" + std::to_string(static_cast<int>(which.param)); });
 
 }  // namespace

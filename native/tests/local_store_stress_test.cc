@@ -101,7 +101,10 @@ TEST(LocalStoreStress, ThreadsReadRightBytes) {
   std::vector<std::thread> threads;
   for (std::uint64_t i = 1; i <= 2; ++i) {
     threads.emplace_back([&, i] { write(node, i, stop, puts); });
-    threads.emplace_back([&, i] { read_in_place(*client, i, [&] { return stop.load(); }, in_place); });
+    threads.emplace_back([&, i] {
+      read_in_place(
+          *client, i, [&] { return stop.load(); }, in_place);
+    });
   }
   threads.emplace_back([&] { read_by_pins(node, 99, stop, by_pins); });
   const auto enough = [&] { return puts > 3000 && in_place.hits > 3000 && by_pins.hits > 1000; };

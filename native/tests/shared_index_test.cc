@@ -108,7 +108,7 @@ TEST(SharedIndex, HoldsAsManyAsItHasSlots) {
 
 TEST(SharedIndex, KeepsListsOfPlacesApart) {
   Index index(64);
-  const std::vector<Place> eight{{0, 0, 4096}, {1, 4096, 8192}, {0, 65536, 4096}, {2, 0, 4096},
+  const std::vector<Place> eight{{0, 0, 4096},       {1, 4096, 8192},    {0, 65536, 4096},   {2, 0, 4096},
                                  {0, 1 << 20, 4096}, {1, 1 << 21, 4096}, {0, 1 << 22, 4096}, {3, 64, 77}};
   const std::vector<Place> two{{0, 0, 4096}, {0, 8192, 1}};
   const std::uint32_t slot = index.put(id_of(1), eight);

@@ -22,8 +22,8 @@ class SharedBlock {  // zeroed, shared with children that are forked later
  public:
   explicit SharedBlock(std::uint64_t bytes)
       : bytes_(bytes),
-        data_(static_cast<std::byte*>(::mmap(nullptr, bytes, PROT_READ | PROT_WRITE,
-                                             MAP_SHARED | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0))) {}
+        data_(static_cast<std::byte*>(
+            ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0))) {}
   SharedBlock(SharedBlock&& other) noexcept : bytes_(other.bytes_), data_(std::exchange(other.data_, nullptr)) {}
   SharedBlock& operator=(SharedBlock&&) = delete;
   ~SharedBlock() {

@@ -46,9 +46,10 @@ std::optional<std::vector<Place>> ArenaSet::allocate_over_several(std::uint64_t 
     const std::uint64_t room = arenas_[arena].largest_free() / ExtentAllocator::kPage * ExtentAllocator::kPage;
     const std::uint64_t part = std::min(left, room);
     // The last part is rounded as the value is, although it may be shorter than a page.
-    const auto extents = part == 0 || places.size() == kMaxExtents
-                             ? std::nullopt
-                             : arenas_[arena].allocate(ExtentAllocator::rounded(std::max(part, ExtentAllocator::kPage)));
+    const auto extents =
+        part == 0 || places.size() == kMaxExtents
+            ? std::nullopt
+            : arenas_[arena].allocate(ExtentAllocator::rounded(std::max(part, ExtentAllocator::kPage)));
     if (!extents || extents->size() != 1) {
       if (extents) {
         for (const Extent& extent : *extents) (void)arenas_[arena].free(extent).ok();

@@ -1,5 +1,5 @@
-// Which objects' time has come. Knows slots and times only; an entry whose object is gone stays until it is due, or until
-// such entries are the most. Not thread-safe.
+// Which objects' time has come. Knows slots and times only; an entry whose object is gone stays until it is due, or
+// until such entries are the most. Not thread-safe.
 #pragma once
 
 #include <cstdint>

@@ -75,9 +75,7 @@ struct SlotState {
     return {static_cast<std::uint32_t>(word), static_cast<std::uint8_t>(word >> 32),
             static_cast<std::uint8_t>(word >> 40)};
   }
-  std::uint64_t word() const {
-    return generation | std::uint64_t{flags} << 32 | std::uint64_t{replicas} << 40;
-  }
+  std::uint64_t word() const { return generation | std::uint64_t{flags} << 32 | std::uint64_t{replicas} << 40; }
   bool held() const { return (flags & kHeld) != 0; }
   bool on_ssd() const { return (flags & kOnSsd) != 0; }
   bool scattered() const { return (flags & kScattered) != 0; }

@@ -68,8 +68,8 @@ Result<std::optional<LocalPin>> SharedReader::pin(const ObjectId& id) {
     if (!found || found->held.tier != Tier::kDram) return std::optional<LocalPin>();
     const auto entry = page_.enter(pin_word(found->slot, SlotState::of(found->state).generation));
     if (!entry) {
-      return {Code::kResourceExhausted, "this client holds " + std::to_string(kPinEntries) +
-                                            " pins, the most it can have; release some of them"};
+      return {Code::kResourceExhausted,
+              "this client holds " + std::to_string(kPinEntries) + " pins, the most it can have; release some of them"};
     }
     LocalPin pin{*entry, found->held, {}};
     if (index_.unchanged(*found) && index_.places(*found, pin.places)) {
@@ -92,8 +92,8 @@ Result<std::unique_ptr<LocalReader>> LocalReader::attach(const SharedMemory& mem
   KVF_ASSIGN_OR_RETURN(const IndexReader index, IndexReader::attach(memory.index, node));
   const auto pins = std::span(reinterpret_cast<PinPage*>(memory.pins.data()), memory.pins.size() / sizeof(PinPage));
   if (page >= pins.size()) {
-    return {Code::kProtocolError, "pins: no page " + std::to_string(page) + " in memory of " +
-                                      std::to_string(memory.pins.size()) + " bytes"};
+    return {Code::kProtocolError,
+            "pins: no page " + std::to_string(page) + " in memory of " + std::to_string(memory.pins.size()) + " bytes"};
   }
   return std::unique_ptr<LocalReader>(std::make_unique<SharedReader>(index, pins[page], memory.arenas));
 }

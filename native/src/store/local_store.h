@@ -85,9 +85,9 @@ class LocalStore {
   virtual ~LocalStore() = default;
 
   // Makes room by eviction if need be, waiting for SSD writes until `deadline`, for nothing else. kResourceExhausted:
-  // everything is pinned or reserved now (the message says how much, and to try again), and then nothing was evicted for
-  // it; kOutOfRange: larger than all memory; kInvalidArgument. Two reservations of one id may be under way at once; the
-  // first commit wins. When the lease ends, the put is over, but its memory is kept until the session aborts it or
+  // everything is pinned or reserved now (the message says how much, and to try again), and then nothing was evicted
+  // for it; kOutOfRange: larger than all memory; kInvalidArgument. Two reservations of one id may be under way at once;
+  // the first commit wins. When the lease ends, the put is over, but its memory is kept until the session aborts it or
   // ends: whoever is so late may also write late.
   virtual Result<Reserved> reserve(Session session, const NewObject& object, Deadline deadline) = 0;
   // Makes it visible. True: created; false: somebody else had committed the same bytes. kConflict: other bytes are

@@ -101,8 +101,8 @@ Result<Reserved> LocalStoreImpl::reserve(Session session, const NewObject& objec
   }
   KVF_ASSIGN_OR_RETURN(Room room, make_room(object.bytes));
   reserved.places = room.places;
-  reserved.put = puts_.add({session, object, room.slot, std::move(room.places),
-                            deadline_in(options_.reservation_lease), /*ended=*/false});
+  reserved.put = puts_.add(
+      {session, object, room.slot, std::move(room.places), deadline_in(options_.reservation_lease), /*ended=*/false});
   call_for_upkeep(above_high_water());
   return reserved;
 }

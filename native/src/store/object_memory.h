@@ -1,5 +1,5 @@
-// The memory of a node and who is reading it: arenas, pins, and memory in limbo, whose object is gone but which somebody
-// still reads. Under the store's lock.
+// The memory of a node and who is reading it: arenas, pins, and memory in limbo, whose object is gone but which
+// somebody still reads. Under the store's lock.
 #pragma once
 
 #include <algorithm>

@@ -59,9 +59,7 @@ class Packer {
   std::byte* at_;
 };
 
-std::string_view text_at(const std::byte* at, std::size_t bytes) {
-  return {reinterpret_cast<const char*>(at), bytes};
-}
+std::string_view text_at(const std::byte* at, std::size_t bytes) { return {reinterpret_cast<const char*>(at), bytes}; }
 
 }  // namespace
 

@@ -16,8 +16,8 @@ Result<std::unique_ptr<ObjectTable>> ObjectTable::create(std::span<std::byte> in
                                                          const NodeOptions& options) {
   const IndexShape shape = IndexShape::of(options);
   if (index.size() < shape.bytes()) {
-    return {Code::kInvalidArgument, "the index needs " + std::to_string(shape.bytes()) + " bytes, not " +
-                                        std::to_string(index.size())};
+    return {Code::kInvalidArgument,
+            "the index needs " + std::to_string(shape.bytes()) + " bytes, not " + std::to_string(index.size())};
   }
   SharedIndex writer(index, shape, node);
   KVF_ASSIGN_OR_RETURN(const IndexReader reader, IndexReader::attach(index, node));

@@ -16,7 +16,7 @@ struct PinPage {
   std::atomic<std::uint32_t> high_water;  // entries from here on were never used
   std::atomic<std::uint32_t> notes;       // how many were written, without end
   std::uint64_t unused[7];
-  SharedWord entries[kPinEntries];                  // pin_word(); 0: none
+  SharedWord entries[kPinEntries];                    // pin_word(); 0: none
   std::atomic<std::uint32_t> accessed[kAccessNotes];  // ring: a slot + 1 that was used; a note may be lost
 };
 static_assert(sizeof(PinPage) == 48u << 10);

@@ -1,5 +1,5 @@
-// Pins that are no client's page: those of readers on other hosts, which end with their lease, and the node's own. Under
-// the store's lock.
+// Pins that are no client's page: those of readers on other hosts, which end with their lease, and the node's own.
+// Under the store's lock.
 #pragma once
 
 #include <cstdint>

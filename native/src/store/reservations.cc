@@ -60,8 +60,8 @@ std::vector<std::shared_ptr<const Reservations::StillWrites>> Reservations::endi
 }
 
 std::vector<Reservation> Reservations::take_written(const std::shared_ptr<const StillWrites>& ended) {
-  const auto found = std::find_if(ending_.begin(), ending_.end(),
-                                  [&](const Ending& ending) { return ending.still_writes == ended; });
+  const auto found =
+      std::find_if(ending_.begin(), ending_.end(), [&](const Ending& ending) { return ending.still_writes == ended; });
   if (found == ending_.end()) return {};
   std::vector<Reservation> taken = std::move(found->reservations);
   ending_.erase(found);

@@ -1,6 +1,6 @@
-// Puts that are under way: memory that somebody may be writing to. It is used again only when nobody can write to it any
-// more: the put was committed or aborted, or its session ended and its last write cannot land late. Under the store's
-// lock.
+// Puts that are under way: memory that somebody may be writing to. It is used again only when nobody can write to it
+// any more: the put was committed or aborted, or its session ended and its last write cannot land late. Under the
+// store's lock.
 #pragma once
 
 #include <cstdint>
@@ -44,7 +44,7 @@ class Reservations {
   std::vector<Reservation> take_written(const std::shared_ptr<const StillWrites>& ended);
 
   std::size_t size() const { return open_.size(); }
-  std::uint64_t reserved_bytes() const { return bytes_; }  // of memory, rounded as the arenas do
+  std::uint64_t reserved_bytes() const { return bytes_; }            // of memory, rounded as the arenas do
   std::uint64_t memory_bytes() const { return open_.size() * 512; }  // roughly
 
  private:

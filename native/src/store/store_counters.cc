@@ -4,22 +4,10 @@ namespace kvferry::store {
 namespace {
 
 constexpr std::array<const char*, StoreCounters::kCount> kNames = {
-    "puts_total",
-    "put_bytes_total",
-    "puts_existing_total",
-    "put_conflicts_total",
-    "puts_aborted_total",
-    "puts_refused_total",
-    "put_leases_ended_total",
-    "pins_total",
-    "pins_of_absent_total",
-    "pin_leases_ended_total",
-    "removed_total",
-    "expired_total",
-    "evicted_total",
-    "evicted_bytes_total",
-    "evicted_in_put_total",
-    "kept_by_pins_total",
+    "puts_total",           "put_bytes_total",        "puts_existing_total",    "put_conflicts_total",
+    "puts_aborted_total",   "puts_refused_total",     "put_leases_ended_total", "pins_total",
+    "pins_of_absent_total", "pin_leases_ended_total", "removed_total",          "expired_total",
+    "evicted_total",        "evicted_bytes_total",    "evicted_in_put_total",   "kept_by_pins_total",
     "clients_gone_total",
 };
 
