@@ -8,6 +8,8 @@ from __future__ import annotations
 import collections.abc
 import typing
 
+import numpy
+import numpy.typing
 import typing_extensions
 
 __all__: list[str] = [
@@ -40,6 +42,7 @@ __all__: list[str] = [
     "buffer_address",
     "device_drivers",
     "discover_topology",
+    "replay_trace",
     "set_log_level",
     "tls_library",
 ]
@@ -659,6 +662,17 @@ def buffer_address(buffer: typing.Any) -> int:
 
 def device_drivers() -> list[DeviceDriver]: ...
 def discover_topology(root: str = "/") -> Topology: ...
+def replay_trace(
+    ids: typing.Annotated[numpy.typing.ArrayLike, numpy.uint64],
+    offsets: typing.Annotated[numpy.typing.ArrayLike, numpy.uint64],
+    block_bytes: typing.Annotated[numpy.typing.ArrayLike, numpy.uint64],
+    capacity_bytes: int,
+    policy: str,
+) -> tuple[numpy.typing.NDArray[numpy.uint64], int, int]:
+    """
+    Hits of each request, bytes that the policy took and objects that it knew, at most, after requests for chains of blocks on an empty cache: see native/src/store/policy/replay.h.
+    """
+
 def set_log_level(level: int) -> None:
     """
     Drop native log lines below this level (10 debug, 20 info, 30 warning, 40 error).
@@ -700,5 +714,6 @@ BLOCKING: tuple[str, ...] = (
     "ChainIndex.match",
     "ChainIndex.references",
     "ChainIndex.holders",
+    "replay_trace",
 )
 __version__: str

@@ -32,6 +32,7 @@ PYBIND11_MODULE(_native, module) {
   bind_transfer(module, blocking);
   bind_engine(module, blocking);
   bind_index(module, blocking);
+  bind_replay(module, blocking);
   module.attr("BLOCKING") = blocking.names();
   module.attr("__all__") = public_names(module);
 }

@@ -17,5 +17,6 @@ void bind_peer(py::module_& module, Blocking& blocking);
 void bind_transfer(py::module_& module, Blocking& blocking);  // Plan and Transfer
 void bind_engine(py::module_& module, Blocking& blocking);
 void bind_index(py::module_& module, Blocking& blocking);  // KeySpace, KeyChain and ChainIndex
+void bind_replay(py::module_& module, Blocking& blocking);
 
 }  // namespace kvferry::python
