@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Builds the fuzz targets (clang, ASan + UBSan) and runs each for SECONDS (default 10) from the seeds, the committed
+# Builds the fuzz targets (clang, ASan + UBSan) and runs each for SECONDS (default 6) from the seeds, the committed
 # corpus and whatever earlier runs found. usage: native/fuzz/run.sh [--minimize] [SECONDS]
 # A finding ends it with a non-zero status and leaves the input in build/fuzz/<target>/crash-*.
 # --minimize: afterwards, keep in corpus/ the fewest short inputs that reach what all of them reach.
@@ -7,7 +7,7 @@ set -euo pipefail
 
 minimize=0
 if [ "${1:-}" = --minimize ]; then minimize=1; shift; fi
-seconds=${1:-10}
+seconds=${1:-6}
 native=$(cd "$(dirname "$0")/.." && pwd)
 work=$(dirname "$native")/build/fuzz
 built=$(dirname "$native")/build/native-fuzz
