@@ -176,6 +176,51 @@ TEST(ExecuteDeadline, EndsABorrowedRailThatHangs) {
   EXPECT_EQ(pair.execute(plan, options)->status().code(), Code::kDeadlineExceeded);
 }
 
+TEST_P(Execute, ADeadlineThatEndsOnTheRailIsNotItsFailure) {
+  Pair pair(with_faults({GetParam()}, "*:hang@2x1"));
+  const auto plan = pair.plan(4096);
+  EXPECT_OK(pair.execute(plan)->status());
+  SubmitOptions options;
+  options.timeout = milliseconds(100);
+  EXPECT_EQ(pair.execute(plan, options)->status().code(), Code::kDeadlineExceeded);
+  EXPECT_OK(pair.execute(plan)->status());
+  const PeerStats stats = pair.peer->stats();
+  EXPECT_EQ(stats.by_transport.at(0).rail_failures, 0u);
+  EXPECT_EQ(stats.rails.at(0).failures, 0u);
+  EXPECT_EQ(pair.a->counters()["rail_failures_total"], 0u);
+}
+
+TEST_P(Execute, ACancelSaysNothingTwice) {
+  Pair pair(with_faults({GetParam()}, "*:hang@2"));
+  const auto plan = pair.plan(4096);
+  EXPECT_OK(pair.execute(plan)->status());
+  auto transfer = pair.a->submit(plan, {});
+  ASSERT_TRUE(transfer.ok()) << transfer.status().to_string();
+  EXPECT_TRUE(eventually([&] { return pair.peer->stats().queued_slices == 0; }));
+  (*transfer)->cancel();
+  EXPECT_TRUE((*transfer)->wait(kPatience));
+  EXPECT_EQ((*transfer)->status().message(), "1 of 1 pieces failed: the transfer was cancelled by its owner");
+}
+
+// As a disk does that answers after 7 s: nobody may take the memory away before that.
+TEST(ExecuteDeadline, ATransferThatCannotBeEndedIsLeftUnderWay) {
+  EngineOptions options = options_for({"shm"});
+  options.fault_plan = "local:stuck=7000@1x1";
+  auto engine = make_engine(options);
+  Buffer from = register_buffer(*engine, 4096, 1), to = register_buffer(*engine, 4096, 2);
+  const std::vector<Piece> pieces{{to.region.key.id, from.region.key.id, 0, 0, 4096}};
+  const auto plan = engine->prepare(engine->self(), pieces, Op::kRead);
+  ASSERT_TRUE(plan.ok()) << plan.status().to_string();
+  SubmitOptions hurried;
+  hurried.timeout = milliseconds(50);
+  const auto transfer = engine->execute(*plan, hurried);
+  EXPECT_EQ(transfer.status().code(), Code::kDeadlineExceeded) << transfer.status().to_string();
+  EXPECT_EQ(engine->self()->stats().unsettled_transfers, 1u);
+  EXPECT_EQ(engine->unregister(to.region.key, milliseconds(1)).code(), Code::kDeadlineExceeded);
+  EXPECT_OK(engine->unregister(to.region.key, kPatience));
+  EXPECT_TRUE(eventually([&] { return engine->self()->stats().unsettled_transfers == 0; }));
+}
+
 TEST(SubmitCopies, SmallTransfersOfOneHostAtOnce) {
   Pair pair(options_for({"shm"}));
   const auto small = pair.plan(65536), large = pair.plan(1u << 20);
@@ -253,12 +298,13 @@ TEST_P(Queued, HigherClassesGoFirst) {
   EXPECT_EQ(order_of_completion(), (std::vector<std::string>{"high-1", "high-2", "normal-1", "normal-2", "low-1"}));
 }
 
-TEST_P(Queued, SmallTransfersPassBigOnes) {
+// One slice, but too much for the spare lane.
+TEST_P(Queued, ShortTransfersPassLongOnes) {
   submit(kLength, "big-1");
   submit(kLength, "big-2");
-  submit(65536, "small-1");
-  submit(65536, "small-2");
-  EXPECT_EQ(order_of_completion(), (std::vector<std::string>{"small-1", "small-2", "big-1", "big-2"}));
+  submit(300u << 10, "short-1");
+  submit(300u << 10, "short-2");
+  EXPECT_EQ(order_of_completion(), (std::vector<std::string>{"short-1", "short-2", "big-1", "big-2"}));
 }
 
 TEST(Stages, AddUpToTheWholeTime) {

@@ -3,6 +3,7 @@
 #include <signal.h>
 
 #include <algorithm>
+#include <functional>
 
 #include "child_process.h"
 #include "engine_fixture.h"
@@ -110,13 +111,19 @@ struct Late {
   std::shared_ptr<Peer> peer;
 };
 
-TEST(Fence, NothingOfACancelledWriteLandsLater) {
-  Late pair;
-  const auto transfer = pair.write();
-  transfer->cancel();
-  ASSERT_TRUE(transfer->wait(kPatience));
-  EXPECT_EQ(transfer->status().code(), Code::kCancelled);
-  EXPECT_EQ(transfer->status().message().find("may still land"), std::string::npos) << transfer->status().to_string();
+// A machine so busy that the owner's threads did not run for all of kFencePatience: the status says it, as the last
+// test here wants, and nothing else can be seen. Then the scenario has to be played again.
+bool confirmed(const Status& status) { return status.message().find(kMayStillLand) == std::string::npos; }
+
+void until_confirmed(const std::function<bool()>& scenario) {
+  for (int attempt = 0; attempt < 20; ++attempt) {
+    if (scenario()) return;
+  }
+  FAIL() << "the owner never confirmed a fence in time";
+}
+
+// Nothing but what was there before the late bytes were delivered.
+void expect_untouched(Late& pair) {
   fill(pair.far.bytes, 9);
   pair.deliver();
   std::size_t wrong = 0;
@@ -124,36 +131,48 @@ TEST(Fence, NothingOfACancelledWriteLandsLater) {
   EXPECT_EQ(wrong, 0u);
 }
 
-TEST(Fence, NothingOfAWriteOutOfTimeLandsLater) {
+bool cancelled_write_is_cut_off() {
+  Late pair;
+  const auto transfer = pair.write();
+  transfer->cancel();
+  EXPECT_TRUE(transfer->wait(kPatience));
+  EXPECT_EQ(transfer->status().code(), Code::kCancelled);
+  if (!confirmed(transfer->status())) return false;
+  expect_untouched(pair);
+  return true;
+}
+
+TEST(Fence, NothingOfACancelledWriteLandsLater) { until_confirmed(cancelled_write_is_cut_off); }
+
+bool late_write_is_cut_off() {
   Late pair;
   SubmitOptions options;
   options.timeout = milliseconds(700);
   auto transfer = start(*pair.initiator, pair.peer, {{pair.near.region.key.id, pair.far.region.key.id, 0, 0, kLength}},
                         Op::kWrite, options);
-  ASSERT_TRUE(transfer.ok());
-  ASSERT_TRUE((*transfer)->wait(kPatience));
+  EXPECT_TRUE(transfer.ok() && (*transfer)->wait(kPatience));
   EXPECT_EQ((*transfer)->status().code(), Code::kDeadlineExceeded);
-  fill(pair.far.bytes, 9);
-  pair.deliver();
-  std::size_t wrong = 0;
-  for (std::size_t i = 0; i < kLength; i += 64) wrong += pair.far.bytes[i] != pattern(9, i);
-  EXPECT_EQ(wrong, 0u);
+  if (!confirmed((*transfer)->status())) return false;
+  expect_untouched(pair);
+  return true;
 }
 
-TEST(Fence, AWriteThatIsTriedAgainIsNotOvertakenByItsFirstTry) {
+TEST(Fence, NothingOfAWriteOutOfTimeLandsLater) { until_confirmed(late_write_is_cut_off); }
+
+bool retried_write_is_not_overtaken() {
   Late pair;
   const auto transfer = pair.write();
   pair.proxy->hang_up_on_client();
-  ASSERT_TRUE(transfer->wait(kPatience));
-  ASSERT_OK(transfer->status());
+  EXPECT_TRUE(transfer->wait(kPatience));
+  if (!confirmed(transfer->status())) return false;
+  EXPECT_OK(transfer->status());
   EXPECT_GE(pair.peer->stats().retried_slices, 1u);
   EXPECT_TRUE(std::equal(pair.near.bytes.begin(), pair.near.bytes.end(), pair.far.bytes.begin()));
-  fill(pair.far.bytes, 9);  // as a newer write might
-  pair.deliver();
-  std::size_t wrong = 0;
-  for (std::size_t i = 0; i < kLength; i += 64) wrong += pair.far.bytes[i] != pattern(9, i);
-  EXPECT_EQ(wrong, 0u);
+  expect_untouched(pair);  // by the first try, as if the owner's memory held a newer write
+  return true;
 }
+
+TEST(Fence, AWriteThatIsTriedAgainIsNotOvertakenByItsFirstTry) { until_confirmed(retried_write_is_not_overtaken); }
 
 TEST(Fence, AnOwnerThatDoesNotConfirmIsSaidSoInTheStatus) {
   ChildProcess owner(kLength, "foreign", "tcp");

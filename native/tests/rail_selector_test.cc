@@ -40,6 +40,9 @@ class FakeTransport final : public Transport {
     return std::unique_ptr<Rail>(std::make_unique<FakeRail>());
   }
 
+  bool has_spare_rail() const override { return spare; }
+
+  bool spare = true;
   std::map<std::string, bool> down;
   std::map<std::string, int> openings;
 
@@ -79,10 +82,20 @@ TEST_F(Selector, LanesSpreadOverThePaths) {
   EXPECT_EQ(selector_.note(), "two: first choice, 2 rails");
 }
 
+TEST_F(Selector, TheSpareLaneIsBesideTheOthersAndOnlyWhereTheTransportHasOne) {
+  const auto first = open(0), second = open(1);
+  EXPECT_EQ(selector_.spare_lane(), 2u);
+  EXPECT_EQ(name(open(selector_.spare_lane())), "two a");
+  EXPECT_EQ(selector_.rails()[0].lanes, 1u) << "it carries no load";
+  two_.spare = one_.spare = false;
+  EXPECT_FALSE(selector_.open(selector_.spare_lane(), RailSelector::kNoRank, deadline_in(milliseconds(100))).ok());
+  EXPECT_EQ(two_.openings["a"] + two_.openings["b"], 3);
+}
+
 TEST_F(Selector, OneBreakSetsAPathAsideAndItsLaneTakesTheOther) {
   const auto first = open(0), second = open(1);
   selector_.report_failure(first.rank, kBroken);
-  selector_.released(first.rank);
+  selector_.released(0, first.rank);
   EXPECT_EQ(name(open(0)), "two b");
   EXPECT_EQ(selector_.lanes_wanted(), 2u);
   EXPECT_EQ(selector_.switches(), 1u);
@@ -105,7 +118,7 @@ TEST_F(Selector, APathIsProbedAndTakenBack) {
   const auto first = open(0), second = open(1);
   two_.down["a"] = true;
   selector_.report_failure(first.rank, kBroken);
-  selector_.released(first.rank);
+  selector_.released(0, first.rank);
   const auto moved = open(0);
   EXPECT_FALSE(selector_.better_than(moved.rank)) << "not before the time is up";
   wait_out_the_backoff();
@@ -117,7 +130,7 @@ TEST_F(Selector, APathIsProbedAndTakenBack) {
   wait_out_the_backoff();
   ASSERT_TRUE(selector_.better_than(moved.rank));
   const auto back = open(0, moved.rank);
-  selector_.released(moved.rank);
+  selector_.released(0, moved.rank);
   EXPECT_EQ(name(back), "two a");
   EXPECT_TRUE(selector_.rails()[0].set_aside) << "nothing has moved over it yet";
   selector_.report_success(back.rank);
@@ -142,7 +155,7 @@ TEST_F(Selector, OnlyWhenAllPathsFailTheNextTransportIsUsed) {
 TEST_F(Selector, WithNothingAtHandAHealthyPathComesBeforeASuspectOne) {
   const auto first = open(0);
   selector_.report_failure(first.rank, kBroken);
-  selector_.released(first.rank);
+  selector_.released(0, first.rank);
   wait_out_the_backoff();
   EXPECT_EQ(name(open(0)), "two b");
 }

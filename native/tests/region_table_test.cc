@@ -209,6 +209,25 @@ TEST_F(RegionTableFixture, RemoveWaitsForPeersThatCopyWithoutAsking) {
   EXPECT_TRUE(table.remove(key, deadline_in(milliseconds(5))).ok());
 }
 
+TEST_F(RegionTableFixture, KnowsTheNumaNodeOfItsMemory) {
+  const RegionKey before = table.add(source())->key;
+  EXPECT_EQ(table.pin(before)->numa_node(), -1) << "nobody looks where there is one node";
+  const auto node_of = [&](std::string name) {  // of the same memory, as another region
+    RegionSource other = source();
+    other.name = std::move(name);
+    return table.pin(table.add(other)->key)->numa_node();
+  };
+  std::optional<int> answer = 3;
+  table.set_node_of([&](const void* data, std::uint64_t length) {
+    EXPECT_EQ(data, source().data);
+    EXPECT_EQ(length, source().length);
+    return answer;
+  });
+  EXPECT_EQ(node_of("second"), 3);
+  answer.reset();
+  EXPECT_EQ(node_of("third"), -1) << "on several, or unknown";
+}
+
 TEST_F(RegionTableFixture, UnmappedMemoryIsRefused) {
   void* const gone = ::mmap(nullptr, 1u << 20, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   ::munmap(gone, 1u << 20);

@@ -7,6 +7,7 @@
 
 #include "fake_machine.h"
 #include "kvferry/topology.h"
+#include "topology/numa_distances.h"
 #include "topology/read_topology.h"
 
 namespace kvferry {
@@ -31,6 +32,10 @@ TEST_F(TwoNodes, NumaNodesHaveCpusMemoryAndDistances) {
   EXPECT_EQ(topology_.nodes[0].cpus, "0-15,32-47");
   EXPECT_EQ(topology_.nodes[0].memory_bytes, 256ull << 30);
   EXPECT_EQ(topology_.nodes[1].distances, (std::vector<int>{21, 10}));
+  const NumaDistances distances(topology_);
+  EXPECT_EQ(distances.between(0, 0), 10);
+  EXPECT_EQ(distances.between(1, 0), 21);
+  for (const int other : {-1, 7}) EXPECT_EQ(distances.between(0, other), NumaDistances::kUnknown) << other;
 }
 
 TEST_F(TwoNodes, NicsHaveSpeedStatePlaceAndAddresses) {

@@ -105,6 +105,23 @@ TEST(TransferQueue, ARestOfABrokenSliceComesBeforeNewSlices) {
   EXPECT_EQ(drain(queue), (std::vector<std::string>{"other", "broken"}));
 }
 
+TEST(TransferQueue, TheSpareLaneTakesSmallTransfersOfHighAndNormalPriority) {
+  TransferQueue queue;
+  queue.push(transfer_of(1, kSlice, Priority::kHigh, "big"));
+  queue.push(transfer_of(1, 65536, Priority::kLow, "low"));
+  EXPECT_FALSE(queue.has_for_spare());
+  queue.push(transfer_of(1, 65536, Priority::kNormal, "normal-1"));
+  queue.push(transfer_of(1, 65536, Priority::kNormal, "normal-2"));
+  queue.push(transfer_of(1, 65536, Priority::kHigh, "high"));
+  std::vector<std::string> order;
+  for (Slice slice; queue.has_for_spare() && queue.take_for_spare(&slice);) order.push_back(slice.transfer->notify());
+  EXPECT_EQ(order, (std::vector<std::string>{"high", "normal-1", "normal-2"}));
+  Slice none;
+  EXPECT_FALSE(queue.take_for_spare(&none));
+  EXPECT_EQ(queue.queued_slices(), 2u);
+  EXPECT_EQ(drain(queue), (std::vector<std::string>{"low", "big"}));
+}
+
 TEST(TransferQueue, RemovingATransferTakesItsRestsToo) {
   TransferQueue queue;
   const auto victim = transfer_of(3, kSlice, Priority::kHigh, "victim");

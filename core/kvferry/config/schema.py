@@ -147,7 +147,13 @@ class TransferOptions(Options, frozen=True, kw_only=True):
         ),
     ] = ""
     tcp_streams: Annotated[
-        int, Meta(ge=1, le=64, description="Data connections per peer and rail on `tcp`, one thread each.")
+        int,
+        Meta(
+            ge=1,
+            le=64,
+            description="Data connections per peer and rail on `tcp`, one thread each. One more per peer is "
+            "kept free for small transfers once there are large ones.",
+        ),
     ] = 2
     shm_lanes: Annotated[
         int,

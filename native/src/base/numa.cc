@@ -9,6 +9,7 @@
 #include <array>
 #include <cerrno>
 #include <charconv>
+#include <cstddef>
 #include <fstream>
 #include <string>
 
@@ -101,6 +102,17 @@ std::optional<int> numa_node_of(const void* address) {
   int status = -1;
   if (::syscall(SYS_move_pages, 0, 1ul, pages, nullptr, &status, 0) != 0 || status < 0) return std::nullopt;
   return status;
+}
+
+std::optional<int> numa_node_of(const void* data, std::uint64_t length) {
+  constexpr std::uint64_t kLooks = 8;
+  std::optional<int> node;
+  for (std::uint64_t look = 0; look < kLooks && length > 0; ++look) {
+    const auto found = numa_node_of(static_cast<const std::byte*>(data) + (length - 1) / (kLooks - 1) * look);
+    if (!found || found != node.value_or(*found)) return std::nullopt;
+    node = found;
+  }
+  return node;
 }
 
 Status run_on_node(int node) {

@@ -34,6 +34,8 @@ Result<NumaPlacement> numa_placement(bool aware, int preferred, const std::vecto
 Status place_memory(void* data, std::uint64_t length, const NumaPlacement& placement);
 // The node that holds the page of `address`; nullopt if there is no page or the kernel does not tell.
 std::optional<int> numa_node_of(const void* address);
+// The node that holds a whole range, as far as a few of its pages tell; nullopt if that is not one node, or not known.
+std::optional<int> numa_node_of(const void* data, std::uint64_t length);
 // Lets the calling thread run on the node's CPUs only. kUnsupported if the node has none that this process may use.
 Status run_on_node(int node);
 

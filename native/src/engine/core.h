@@ -21,6 +21,7 @@
 #include "memory/arena_table.h"
 #include "memory/region_directory.h"
 #include "memory/region_table.h"
+#include "topology/numa_distances.h"
 #include "transport/greeting.h"
 #include "transport/shm/attachments.h"
 #include "transport/transport.h"
@@ -46,7 +47,8 @@ struct EngineCore {
   const EngineHooks hooks;
   const Interrupt stop;     // set by close(): ends waits for the outside
   LocalNode local;          // complete before the first thread starts, constant afterwards
-  NumaPlacement placement;  // of our arenas; constant like `local`
+  NumaPlacement placement;  // of our arenas; constant like `local`, as is the next
+  NumaDistances distances;  // known if there are several rails to choose from
   Counters counters;
   RegionDirectoryWriter directory;
   RegionTable regions;

@@ -25,6 +25,14 @@ constexpr milliseconds kSettleMargin{5000};  // what threads may need to notice 
 constexpr milliseconds kAskEvery{200};       // whether execute() should give up
 constexpr milliseconds kCloseQuiesce{2000};  // for peers of this host that are copying when we close
 
+// -1: they are on several, or it is not known.
+int common_node(const std::vector<RegionTable::Pin>& pins) {
+  if (pins.empty()) return -1;
+  const int node = pins.front().numa_node();
+  const bool same = std::all_of(pins.begin(), pins.end(), [&](const auto& pin) { return pin.numa_node() == node; });
+  return same ? node : -1;
+}
+
 std::unique_ptr<Transport> with_faults(std::unique_ptr<Transport> transport, const std::vector<FaultRule>& faults) {
   if (faults.empty()) return transport;
   return std::make_unique<FaultTransport>(std::move(transport), faults);
@@ -58,6 +66,9 @@ Result<std::unique_ptr<EngineImpl>> EngineImpl::start(EngineOptions options, Eng
       std::make_shared<EngineCore>(std::move(options), std::move(hooks), std::move(directory), std::move(stop));
   KVF_ASSIGN_OR_RETURN(core->placement,
                        numa_placement(core->options.numa_aware, core->options.preferred_numa_node, numa_nodes()));
+  if (core->options.numa_aware && numa_nodes().size() > 1) {
+    core->regions.set_node_of([](const void* data, std::uint64_t length) { return numa_node_of(data, length); });
+  }
   core->local.id = id;
   core->local.host = HostId::current();
   core->local.secret = core->options.cluster_secret;
@@ -93,7 +104,9 @@ Status EngineImpl::open_shm_listener() {
 Status EngineImpl::open_rail_listeners(const Endpoint& bind) {
   const EngineOptions& options = core_->options;
   if (options.rails.empty() && options.device.empty()) return {};
-  KVF_ASSIGN_OR_RETURN(core_->local.rails, local_rails(options, bind, discover_topology()));
+  const Topology machine = discover_topology();
+  KVF_ASSIGN_OR_RETURN(core_->local.rails, local_rails(options, bind, machine));
+  core_->distances = NumaDistances(machine);
   for (LocalRail& rail : core_->local.rails) {
     const bool any = bind.is_wildcard() && (bind.family() == rail.endpoint.family() || bind.host() == "::");
     if (any || bind.host() == rail.endpoint.host()) {
@@ -322,6 +335,7 @@ Result<std::shared_ptr<TransferImpl>> EngineImpl::begin(const std::shared_ptr<co
     KVF_ASSIGN_OR_RETURN(RegionTable::Pin pin, core_->regions.pin(key));
     order.pins.push_back(std::move(pin));
   }
+  order.numa_node = common_node(order.pins);
   order.started = started;
   order.deadline = deadline_after(started, options.timeout.value_or(core_->options.transfer_timeout));
   order.notify = std::move(options.notify);
@@ -351,7 +365,12 @@ Result<std::shared_ptr<Transfer>> EngineImpl::execute(const std::shared_ptr<cons
   // It settles by itself, at the latest soon after its deadline.
   const Deadline latest = deadline_after(transfer->deadline(), kSettleMargin);
   while (!transfer->wait(std::min(remaining(latest), kAskEvery))) {
-    if (expired(latest)) return {Code::kInternal, "a transfer did not settle at its deadline"};
+    if (expired(latest)) {
+      return {
+          Code::kDeadlineExceeded,
+          "the time allowed for the transfer ran out, and what moves it (a disk that hangs?) does not give back its "
+          "memory: the transfer stays under way, and its regions in use, until that does"};
+    }
     if (give_up && give_up()) transfer->cancel();
   }
   return std::shared_ptr<Transfer>(std::move(transfer));

@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "base/deadline.h"
+#include "base/thread_turn.h"
 #include "engine/lane_pool.h"
 
 namespace kvferry {
@@ -20,11 +21,20 @@ Deadline try_deadline(Deadline transfer_deadline) {
   return sooner(transfer_deadline, now + share);
 }
 
+// Whether a rail that cannot be used any more broke, rather than was given up with a transfer that was ended or got too
+// little time. If the path is at fault all the same, the next rail over it will show that.
+bool is_at_fault(const Status& status, const TransferImpl& transfer) {
+  if (status.ok() || transfer.stop_flag().load()) return false;
+  return status.code() != Code::kDeadlineExceeded || !expired(transfer.deadline());
+}
+
 }  // namespace
 
 void Lane::run() {
   while (pool_.wait_for_work(index_, not_before_)) {
-    if (ensure_rail() && pool_.take(index_)) move();
+    if (!ensure_rail() || !pool_.take(index_)) continue;
+    take_long_turns(!slice_.transfer->plan().small());
+    move();
   }
   drop_rail();
 }
@@ -66,16 +76,14 @@ void Lane::move() {
   slice_.results.assign(slice_.batch.runs.size(), Status());
   const Status status =
       rail_->execute(slice_.batch, slice_.results, try_deadline(transfer->deadline()), transfer->stop_flag());
-  const bool stopped = transfer->stop_flag().load();
+  const bool blamed = is_at_fault(status, *transfer);
   pool_.selector_.moved(rank_, slice_.moved_bytes());
-  pool_.finish(index_, status, !status.ok());
+  pool_.finish(index_, status, blamed);
   if (status.ok()) {
     if (unproven_) unproven_ = !pool_.selector_.report_success(rank_);
     return;
   }
-  if (!stopped) {
-    pool_.selector_.report_failure(rank_, status);
-  }
+  if (blamed) pool_.selector_.report_failure(rank_, status);
   drop_rail();
 }
 
@@ -83,7 +91,7 @@ void Lane::drop_rail() {
   if (!rail_) return;
   pool_.rail_closed(index_);
   rail_.reset();
-  pool_.selector_.released(rank_);
+  pool_.selector_.released(index_, rank_);
 }
 
 }  // namespace kvferry

@@ -22,7 +22,8 @@ class Lane {
 
   // For the pool. The rail at hand, or null; `slice` is taken for it, then move() executes it and reports to the pool.
   Rail* rail() const { return rail_.get(); }
-  bool wants_other_rail() const;  // there is none, or a better one should be tried now
+  std::size_t rank() const { return rank_; }  // of its path, or of the last one it had
+  bool wants_other_rail() const;              // there is none, or a better one should be tried now
   Slice* slice() { return &slice_; }
   void move();
 

@@ -9,8 +9,6 @@ namespace kvferry {
 namespace {
 
 constexpr std::uint32_t kMaxAttempts = 5;  // two on a transport until it is set aside, two on the next, one to spare
-// What the submitting thread copies itself if nobody else is at it: about as long as it takes to wake another thread.
-constexpr std::uint64_t kMaxCopyInSubmit = 256u << 10;
 
 // Why a run failed that is not tried again. What every path would say comes first.
 Status reason_locked(const TransferImpl& transfer, const Status& result, bool late) {
@@ -30,8 +28,9 @@ LanePool::LanePool(std::vector<Transport*> ranked, PeerContext peer, const Engin
       counters_(counters),
       hooks_(std::move(hooks)),
       selector_(ranked, std::move(peer), counters) {
-  for (std::size_t lane = 0; lane < selector_.most_lanes(); ++lane)
-    posts_.push_back(std::make_unique<Post>(*this, lane));
+  for (std::size_t lane = 0; lane <= selector_.spare_lane(); ++lane) {
+    posts_.push_back(std::make_unique<Post>(*this, lane, lane == selector_.spare_lane()));
+  }
 }
 
 Status LanePool::enqueue(const std::shared_ptr<TransferImpl>& transfer, Help help) {
@@ -48,6 +47,7 @@ Status LanePool::enqueue(const std::shared_ptr<TransferImpl>& transfer, Help hel
     transfer->enqueued_locked(now);
     transfer->unsettled_place = unsettled_.size();
     unsettled_.push_back(transfer);
+    if (!transfer->plan().small()) ++large_unsettled_;
     queue_.push(transfer);
     std::size_t helpers = transfer->plan().slices().size();
     if (borrowed != kNoLane) {
@@ -56,74 +56,26 @@ Status LanePool::enqueue(const std::shared_ptr<TransferImpl>& transfer, Help hel
       take_locked(posts_[borrowed].get(), now);
       --helpers;
     }
-    wake_locked(helpers);
+    if (wake_locked(helpers, transfer->numa_node()) > 0) ready_spare_locked();
   }
   if (borrowed != kNoLane) drive(borrowed, transfer);
   return {};
 }
 
-// An idle lane whose rail the caller may use. None if anything is queued: that comes first.
-std::size_t LanePool::lendable_locked(const TransferImpl& transfer, Help help) const {
-  if (!queue_.empty()) return kNoLane;
-  const PlanImpl& plan = transfer.plan();
-  const bool small = plan.slices().size() == 1 && plan.bytes() <= kMaxCopyInSubmit && transfer.notify().empty();
-  if (help == Help::kCopy && !small) return kNoLane;
-  for (std::size_t lane = 0; lane < posts_.size(); ++lane) {
-    const Post& post = *posts_[lane];
-    if (!post.idle || post.lane.wants_other_rail()) continue;
-    if (help == Help::kMove || post.lane.rail()->immediate()) return lane;
-  }
-  return kNoLane;
-}
-
-void LanePool::drive(std::size_t lane, const std::shared_ptr<TransferImpl>& transfer) {
-  do {
-    posts_[lane]->lane.move();
-  } while (take_more(lane, transfer.get()));
-  give_back(lane);
-}
-
-// The next slice of the same transfer, unless others wait: then the lane's own thread serves all in turn.
-bool LanePool::take_more(std::size_t lane, const TransferImpl* transfer) {
-  if (transfer->plan().slices().size() == 1) return false;
-  const std::lock_guard lock(mutex_);
-  Post& post = *posts_[lane];
-  if (!stopped_.ok() || !post.open || queue_.empty() || !queue_.holds_only(transfer)) return false;
-  take_locked(&post, Clock::now());
-  return true;
-}
-
-void LanePool::give_back(std::size_t lane) {
-  const std::lock_guard lock(mutex_);
-  Post& post = *posts_[lane];
-  post.lent = false;
-  post.idle = stopped_.ok() && queue_.empty();
-  if (!post.idle) post.wake.notify_one();
-}
-
 void LanePool::start_lanes_locked() {
   const std::size_t wanted = std::min(selector_.lanes_wanted(), posts_.size());
-  for (std::size_t lane = 0; lane < wanted && stopped_.ok(); ++lane) {
-    Post& post = *posts_[lane];
-    if (post.started) continue;
-    post.started = hooks_.spawn("kvf-lane-" + std::to_string(lane), [&post] { post.lane.run(); }).ok();
-  }
+  for (std::size_t lane = 0; lane < wanted && stopped_.ok(); ++lane) start_lane_locked(lane);
+}
+
+void LanePool::start_lane_locked(std::size_t lane) {
+  Post& post = *posts_[lane];
+  if (post.started) return;
+  const std::string name = post.spare ? "small" : std::to_string(lane);
+  post.started = hooks_.spawn("kvf-lane-" + name, [&post] { post.lane.run(); }).ok();
 }
 
 bool LanePool::any_rail_open_locked() const {
-  return std::any_of(posts_.begin(), posts_.end(), [](const auto& post) { return post->open; });
-}
-
-void LanePool::wake_locked(std::size_t most) {
-  if (most == 0) return;
-  const std::size_t wanted = std::min(selector_.lanes_wanted(), posts_.size());
-  for (std::size_t lane = 0; lane < wanted && most > 0; ++lane) {
-    Post& post = *posts_[lane];
-    if (!post.idle) continue;
-    post.idle = false;
-    post.wake.notify_one();
-    --most;
-  }
+  return std::any_of(posts_.begin(), posts_.end(), [](const auto& post) { return post->open && !post->spare; });
 }
 
 bool LanePool::wait_for_work(std::size_t lane, Clock::time_point not_before) {
@@ -131,7 +83,7 @@ bool LanePool::wait_for_work(std::size_t lane, Clock::time_point not_before) {
   Post& self = *posts_[lane];
   for (;;) {
     if (!stopped_.ok()) return false;
-    if (!queue_.empty() && lane < selector_.lanes_wanted()) {
+    if (has_work_locked(lane)) {
       if (Clock::now() >= not_before || !any_rail_open_locked()) return true;
       self.wake.wait_until(lock, not_before);  // another lane is at it; this one is not idle but out of order
       continue;
@@ -147,7 +99,7 @@ SliceShape LanePool::slice_shape() const {
 
 void LanePool::take_locked(Post* post, Clock::time_point now) {
   Slice* const slice = post->lane.slice();
-  queue_.take(slice);
+  post->spare ? queue_.take_for_spare(slice) : queue_.take(slice);
   post->rail = post->lane.rail();
   post->transfer = slice->transfer.get();
   if (slice->attempts == 0) slice->transfer->add_pending_locked();
@@ -156,8 +108,10 @@ void LanePool::take_locked(Post* post, Clock::time_point now) {
 
 bool LanePool::take(std::size_t lane) {
   const std::lock_guard lock(mutex_);
-  if (!stopped_.ok() || queue_.empty()) return false;
+  const bool found = posts_[lane]->spare ? queue_.has_for_spare() : !queue_.empty();
+  if (!stopped_.ok() || !found) return false;
   take_locked(posts_[lane].get(), Clock::now());
+  if (queue_.has_for_spare()) ready_spare_locked();  // what this lane was woken for, if another class came first
   return true;
 }
 
@@ -172,7 +126,7 @@ bool LanePool::record_results_locked(Slice* slice, const Status& rail_status) {
     if (result.ok()) return false;
     const bool final = is_final(result.code());
     if (may_retry && !final) return true;
-    if (rail_status.ok() && !final) transfer.warn_locked(result.message());
+    if (result.message().find(kMayStillLand) != std::string::npos) transfer.warn_locked(result.message());
     transfer.fail_run_locked(slice->run_at(place), reason_locked(transfer, result, late));
     return false;
   });
@@ -240,6 +194,7 @@ void LanePool::forget_locked(const TransferImpl& transfer) {
   unsettled_[place] = std::move(unsettled_.back());
   unsettled_[place]->unsettled_place = place;
   unsettled_.pop_back();
+  if (!transfer.plan().small()) --large_unsettled_;
 }
 
 // Returns true if the transfer is drained by it: the caller settles it.
@@ -291,13 +246,14 @@ void LanePool::stop(const Status& why) {
 }
 
 void LanePool::fail_queued(std::size_t lane, const Status& no_rail) {
+  if (posts_[lane]->spare) return;  // the others go on
   Settled drained;
   const Status lost = hooks_.liveness();
   const Status& why = lost.ok() ? no_rail : lost;
   {
     const std::lock_guard lock(mutex_);
     for (std::size_t other = 0; other < posts_.size(); ++other) {
-      if (other == lane || !posts_[other]->open) continue;
+      if (other == lane || posts_[other]->spare || !posts_[other]->open) continue;
       wake_locked(posts_.size());  // that lane will move them, though it may not have been wanted until now
       return;
     }
@@ -311,6 +267,7 @@ void LanePool::rail_opened(std::size_t lane) {
   posts_[lane]->open = true;
   traffic_.rail_opened(posts_[lane]->lane.rail()->transport());
   start_lanes_locked();
+  ready_spare_locked();
 }
 
 void LanePool::rail_closed(std::size_t lane) {

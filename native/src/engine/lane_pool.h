@@ -2,6 +2,9 @@
 //
 // A lane whose rail broke hands the rest of its slice back, for the next free lane. While nothing is queued, the thread
 // that submits a transfer may borrow an idle lane and move the data itself, so that no other thread need wake up.
+//
+// While large transfers are under way there is a spare lane, which moves nothing but small ones: otherwise these would
+// wait until a lane has moved its slice, and what is in its socket. It is lent like the others.
 #pragma once
 
 #include <condition_variable>
@@ -50,8 +53,9 @@ class LanePool {
  private:
   friend class Lane;
   struct Post {  // a lane and who uses it
-    Post(LanePool& pool, std::size_t index) : lane(pool, index) {}
+    Post(LanePool& pool, std::size_t index, bool is_spare) : lane(pool, index), spare(is_spare) {}
     Lane lane;
+    const bool spare;
     bool started = false;
     bool idle = false;  // its thread waits for `wake` and nobody uses it
     bool lent = false;  // its thread waits for `wake`, another one uses it
@@ -74,14 +78,21 @@ class LanePool {
 
   // Lending.
   std::size_t lendable_locked(const TransferImpl& transfer, Help help) const;
+  // Among the first `lanes` the fitting one whose path begins nearest to the NUMA node; kNoLane.
+  template <typename Fits>
+  std::size_t nearest_locked(std::size_t lanes, int node, const Fits& fits) const;
   void drive(std::size_t lane, const std::shared_ptr<TransferImpl>& transfer);
   bool take_more(std::size_t lane, const TransferImpl* transfer);
   void give_back(std::size_t lane);
 
   void take_locked(Post* post, Clock::time_point now);
-  bool any_rail_open_locked() const;
+  bool any_rail_open_locked() const;  // that moves transfers of any size
+  bool has_work_locked(std::size_t lane) const;
+  void start_lane_locked(std::size_t lane);
   void start_lanes_locked();
-  void wake_locked(std::size_t most);  // idle lanes that the present transport can use
+  void ready_spare_locked();  // if it is wanted: its thread runs and opens a rail
+  // Idle lanes that the present transport can use, those near to the NUMA node first. Returns how many are missing.
+  std::size_t wake_locked(std::size_t most, int node = -1);
   void forget_locked(const TransferImpl& transfer);
   bool record_results_locked(Slice* slice, const Status& rail_status);
   bool drop_queued_locked(const std::shared_ptr<TransferImpl>& transfer, Status why);
@@ -99,7 +110,8 @@ class LanePool {
   mutable std::mutex mutex_;  // guards what follows
   TransferQueue queue_;       // what no rail has taken yet
   std::vector<std::shared_ptr<TransferImpl>> unsettled_;
-  std::vector<std::unique_ptr<Post>> posts_;  // by lane
+  std::size_t large_unsettled_ = 0;           // of them, those that are not small
+  std::vector<std::unique_ptr<Post>> posts_;  // by lane; the last is the spare one's
   Status stopped_;                            // not OK: stop() was called
   PeerTraffic traffic_;
 };

@@ -23,6 +23,7 @@ PeerContext context_of(const EngineCore& core, const PeerImpl::Identity& identit
   context.shm_name = identity.shm_name;
   context.same_host = identity.same_host;
   context.rails = identity.rails;
+  context.distances = core.distances;
   context.fence = [peer](std::uint32_t connection, Deadline deadline) { return peer->fence(connection, deadline); };
   context.stop = &core.stop;
   return context;

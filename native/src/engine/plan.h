@@ -53,6 +53,8 @@ class PlanImpl final : public Plan {
   // Local addresses hold as long as all of local_regions() are pinned.
   const std::vector<RunOp>& run_list() const { return runs_; }
   const std::vector<PlanSlice>& slices() const { return slices_; }  // at least one, though it may be empty
+  // So little that waking another thread for it, or letting it wait for a slice of another transfer, takes longer.
+  bool small() const { return slices_.size() == 1 && bytes_ <= kSmallBytes; }
   const std::vector<RegionKey>& local_regions() const { return local_regions_; }
   std::span<const RunOp> runs_of(const PlanSlice& slice) const {
     return std::span(runs_).subspan(slice.first_run, slice.run_count);
@@ -67,6 +69,7 @@ class PlanImpl final : public Plan {
   }
 
  private:
+  static constexpr std::uint64_t kSmallBytes = 256u << 10;
   friend class PlanBuilder;
   PlanImpl() = default;
   static Status check_piece_count(std::uint64_t pieces);

@@ -30,6 +30,7 @@ RailSelector::RailSelector(const std::vector<Transport*>& ranked, PeerContext pe
     }
   }
   nothing_beats_first_ = ranks_.size() == 1 || ranks_[1].tier != 0;
+  spare_lane_ = most_lanes();
 }
 
 std::string RailSelector::name_of(const Rank& rank) {
@@ -66,6 +67,10 @@ std::size_t RailSelector::lanes_of_locked(std::size_t tier) const {
   return lanes;
 }
 
+bool RailSelector::serves_locked(const Rank& rank, std::size_t lane) const {
+  return lane == spare_lane_ ? rank.transport->has_spare_rail() : lane < lanes_of_locked(rank.tier);
+}
+
 std::size_t RailSelector::most_lanes() const {
   std::size_t most = 1;
   for (const Rank& rank : ranks_) most = std::max(most, lanes_of_locked(rank.tier));  // only constants are read
@@ -97,7 +102,7 @@ std::vector<std::size_t> RailSelector::candidates_locked(std::size_t lane, std::
   std::vector<std::size_t> open, last_resort;
   for (std::size_t i = 0; i < ranks_.size(); ++i) {
     const Rank& rank = ranks_[i];
-    if (lane >= lanes_of_locked(rank.tier)) continue;
+    if (!serves_locked(rank, lane)) continue;
     if (current != kNoRank) {
       if (improves_locked(rank, ranks_[current])) open.push_back(i);
     } else if (!rank.probed() && !blocked(rank)) {
@@ -131,7 +136,7 @@ RailSelector::Choice RailSelector::choose(std::size_t lane, std::size_t current,
       ++choice.others;
     }
   }
-  if (choice.rank != kNoRank) ++ranks_[choice.rank].opening;
+  if (choice.rank != kNoRank) ranks_[choice.rank].opening += load_of(lane);
   return choice;
 }
 
@@ -143,7 +148,8 @@ Result<RailSelector::Opened> RailSelector::open(std::size_t lane, std::size_t cu
     // One that does not answer must leave time for the others.
     const auto left = static_cast<milliseconds::rep>(choice.others + 1);
     const milliseconds share = std::max(remaining(deadline) / left, kShortestTry);
-    Result<Opened> opened = try_open(choice.rank, choice.others == 0 ? deadline : sooner(deadline, deadline_in(share)));
+    const Deadline due = choice.others == 0 ? deadline : sooner(deadline, deadline_in(share));
+    Result<Opened> opened = try_open(lane, choice.rank, due);
     if (opened.ok()) return opened;
     tried.push_back(choice.rank);
   }
@@ -151,7 +157,7 @@ Result<RailSelector::Opened> RailSelector::open(std::size_t lane, std::size_t cu
   return reasons_locked(current == kNoRank ? kNoRank : ranks_[current].tier);
 }
 
-Result<RailSelector::Opened> RailSelector::try_open(std::size_t rank, Deadline deadline) {
+Result<RailSelector::Opened> RailSelector::try_open(std::size_t lane, std::size_t rank, Deadline deadline) {
   PeerContext peer = peer_;
   Transport* transport = nullptr;
   {
@@ -164,13 +170,13 @@ Result<RailSelector::Opened> RailSelector::try_open(std::size_t rank, Deadline d
   {
     std::lock_guard lock(mutex_);
     Rank& entry = ranks_[rank];
-    --entry.opening;
+    entry.opening -= load_of(lane);
     if (!rail.ok()) {
       if (entry.live_rails == 0) block_locked(entry, rail.status());
       entry.reason = rail.status();
       return rail.status();
     }
-    ++entry.live_rails;
+    entry.live_rails += load_of(lane);
     chosen = activate_locked(entry);
   }
   counters_.add(Counters::kRailsOpened);
@@ -192,9 +198,9 @@ std::string RailSelector::activate_locked(const Rank& rank) {
   return rank.tier == 0 ? std::string(kFirstChoice) : reasons_locked(rank.tier).message();
 }
 
-void RailSelector::released(std::size_t rank) {
+void RailSelector::released(std::size_t lane, std::size_t rank) {
   std::lock_guard lock(mutex_);
-  --ranks_[rank].live_rails;
+  ranks_[rank].live_rails -= load_of(lane);
 }
 
 void RailSelector::report_failure(std::size_t rank, const Status& why) {
@@ -239,6 +245,10 @@ bool RailSelector::report_success(std::size_t rank) {
 void RailSelector::moved(std::size_t rank, std::uint64_t bytes) {
   std::lock_guard lock(mutex_);
   ranks_[rank].bytes += bytes;
+}
+
+int RailSelector::distance(std::size_t rank, int node) const {
+  return rank == kNoRank ? NumaDistances::kUnknown : peer_.distances.between(node, ranks_[rank].path.numa_node);
 }
 
 Status RailSelector::reasons_locked(std::size_t below_tier) const {

@@ -27,6 +27,7 @@ class TransferImpl final : public Transfer, public std::enable_shared_from_this<
     Deadline deadline;
     std::string notify;
     Priority priority = Priority::kNormal;
+    int numa_node = -1;  // that all of its local memory lies on; -1: several, or unknown
   };
   explicit TransferImpl(Order order) : order_(std::move(order)) {}
 
@@ -44,6 +45,7 @@ class TransferImpl final : public Transfer, public std::enable_shared_from_this<
   Deadline deadline() const { return order_.deadline; }
   const std::string& notify() const { return order_.notify; }
   Priority priority() const { return order_.priority; }
+  int numa_node() const { return order_.numa_node; }
   const std::atomic<bool>& stop_flag() const { return stop_; }
 
   std::size_t unsettled_place = 0;  // for the pool: where it stands in the list of those that are not settled

@@ -83,6 +83,7 @@ Result<MemoryPlace> check_memory(const RegionSource& source) {
 struct RegionTable::Region {
   RegionInfo info;
   MemoryPlace place;
+  int numa_node = -1;
   std::byte* data = nullptr;
   bool shareable = false;  // may be registered again: the user's own memory
 
@@ -115,6 +116,7 @@ std::byte* RegionTable::Pin::data() const { return region_->data; }
 std::uint64_t RegionTable::Pin::length() const { return region_->info.length; }
 RegionKey RegionTable::Pin::key() const { return region_->info.key; }
 MemoryPlace RegionTable::Pin::place() const { return region_->place; }
+int RegionTable::Pin::numa_node() const { return region_->numa_node; }
 bool RegionTable::Pin::covers(const std::byte* begin, std::uint64_t length) const {
   return region_->covers(begin, length);
 }
@@ -203,6 +205,7 @@ Result<RegionInfo> RegionTable::add(RegionSource source) {
   region->data = static_cast<std::byte*>(source.data);
   region->place = place;
   region->shareable = source.arena_index == 0 && source.kind != MemoryKind::kFile;
+  if (node_of_ && in_memory) region->numa_node = node_of_(source.data, source.length).value_or(-1);
   const std::lock_guard lock(mutex_);
   if (auto shared = add_to_twin(source)) return *std::move(shared);  // another thread was faster
   KVF_ASSIGN_OR_RETURN(const std::uint32_t index, free_slot());
@@ -306,6 +309,10 @@ void RegionTable::hide_all() {
     if (!slot.region->hidden && directory_ != nullptr) directory_->withdraw(slot.region->info.key.id);
     slot.region->hidden = true;
   }
+}
+
+void RegionTable::set_node_of(std::function<std::optional<int>(const void*, std::uint64_t)> node_of) {
+  node_of_ = std::move(node_of);
 }
 
 void RegionTable::set_quiesce(std::function<Status(Deadline)> quiesce) { quiesce_ = std::move(quiesce); }

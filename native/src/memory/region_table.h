@@ -47,6 +47,7 @@ class RegionTable {
     std::uint64_t length() const;
     RegionKey key() const;
     MemoryPlace place() const;
+    int numa_node() const;  // as found when it was registered; -1: several, or unknown
     // Address of a range of the region; kOutOfRange if it leaves it.
     Result<std::byte*> at(std::uint64_t offset, std::uint64_t length) const;
     bool covers(const std::byte* begin, std::uint64_t length) const;  // memory that lies wholly in the region
@@ -88,6 +89,8 @@ class RegionTable {
   // Whether any region lies on an accelerator: if not, no plan needs to ask.
   bool has_device_memory() const { return device_regions_.load(std::memory_order_relaxed) > 0; }
 
+  // Called by add() for host memory: the NUMA node that it lies on. Set once, before use; without it none is known.
+  void set_node_of(std::function<std::optional<int>(const void* data, std::uint64_t length)> node_of);
   // Called by remove() after the region was hidden, to wait for peers that copy without asking. Set once, before use.
   void set_quiesce(std::function<Status(Deadline)> quiesce);
   // Takes one add() back. The last one hides the region, then waits. kDeadlineExceeded: still in use; it stays hidden,
@@ -111,6 +114,7 @@ class RegionTable {
   mutable std::mutex mutex_;  // guards slots_, rate_ and the directory
   std::vector<Slot> slots_;   // index = id - 1
   RegistrationRate rate_;
+  std::function<std::optional<int>(const void*, std::uint64_t)> node_of_;
   std::function<Status(Deadline)> quiesce_;
 };
 

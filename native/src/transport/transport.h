@@ -19,6 +19,7 @@
 #include "kvferry/node_id.h"
 #include "kvferry/status.h"
 #include "kvferry/types.h"
+#include "topology/numa_distances.h"
 
 namespace kvferry {
 
@@ -72,12 +73,15 @@ struct PeerRail {  // an address of the peer that data connections may go to
 };
 
 inline constexpr milliseconds kFencePatience{500};
+// In the results of such a write, before the reason: what the engine repeats whatever else it says of the transfer.
+inline constexpr std::string_view kMayStillLand = "bytes of this write may still land: ";
 
 // A way to a peer that works or fails by itself: for tcp a pair of addresses.
 struct Path {
   std::string name;              // "" if the transport has just one
   std::optional<Endpoint> from;  // our address, port 0; none: the kernel chooses
   Endpoint to;
+  int numa_node = -1;  // of our interface; -1: unknown, or no matter
 };
 
 // What a transport may know of the peer it should open rails to.
@@ -94,6 +98,7 @@ struct PeerContext {
   // Where registered memory of ours lies, as found out when it was registered; none: all of it is the host's. A driver
   // that broke since cannot turn memory of an accelerator into memory of the host. Thread-safe; outlives the rails.
   std::function<MemoryPlace(const std::byte* data, std::uint64_t length)> place_of;
+  NumaDistances distances;          // between the nodes of this host
   const Interrupt* stop = nullptr;  // set when the engine closes: ends the opening of rails
   Path path{};                      // for open_rail(): the one of paths() to take
 };
@@ -104,8 +109,10 @@ class Transport {
   virtual std::string_view name() const = 0;
   virtual Status probe() const = 0;  // can this host do it at all? The reason if not.
   // The ways to this peer that may be used side by side, best first; never none. Each has a health of its own.
-  virtual std::vector<Path> paths(const PeerContext& peer) const { return {{"", std::nullopt, peer.endpoint}}; }
+  virtual std::vector<Path> paths(const PeerContext& peer) const { return {{"", std::nullopt, peer.endpoint, -1}}; }
   virtual std::size_t rails_per_path() const = 0;  // how many rails (one thread each) are worth having
+  // Whether one more rail may be open beside those, kept free for small transfers while the others move large ones.
+  virtual bool has_spare_rail() const { return true; }
   // Less than this is not worth a rail's while next to another that is at work: its thread must be woken first.
   virtual std::uint64_t min_slice_bytes() const { return 256u << 10; }
   // Whether its rails move memory of accelerators, on either side.

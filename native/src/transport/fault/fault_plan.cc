@@ -8,9 +8,10 @@
 namespace kvferry {
 namespace {
 
-constexpr std::array<std::pair<std::string_view, FaultAction>, 6> kActions{{
+constexpr std::array<std::pair<std::string_view, FaultAction>, 7> kActions{{
     {"delay", FaultAction::kDelay},
     {"hang", FaultAction::kHang},
+    {"stuck", FaultAction::kStuck},
     {"cut", FaultAction::kCut},
     {"short", FaultAction::kShort},
     {"corrupt", FaultAction::kCorrupt},

@@ -3,6 +3,7 @@
 //   tcp:cut@3x1        the third execute() on tcp breaks the rail before anything moved, once
 //   shm:hang           every execute() on shm does nothing until its deadline
 //   *:delay=20         every execute() starts 20 ms late
+//   file:stuck=7000    every execute() does nothing for 7 s, whatever its deadline and whoever interrupts it
 //   tcp:short          moves the first half of the runs, then breaks the rail
 //   tcp:corrupt@2      from the second on, one byte of what was moved is wrong, and nobody is told
 //   shm:refuse         open_rail() fails; @ and x count openings
@@ -20,7 +21,7 @@
 
 namespace kvferry {
 
-enum class FaultAction : std::uint8_t { kDelay, kHang, kCut, kShort, kCorrupt, kRefuse };
+enum class FaultAction : std::uint8_t { kDelay, kHang, kStuck, kCut, kShort, kCorrupt, kRefuse };
 
 struct FaultRule {
   std::string transport;  // "*": any

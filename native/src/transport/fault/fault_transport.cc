@@ -86,6 +86,9 @@ Status FaultRail::execute(const Batch& batch, std::span<Status> results, Deadlin
   switch (rule->action) {
     case FaultAction::kHang:
       return broken(results, pause(kLongestWait, deadline, cancelled));
+    case FaultAction::kStuck:
+      std::this_thread::sleep_for(rule->delay);
+      return broken(results, {Code::kDeadlineExceeded, "fault: nothing moved for long"});
     case FaultAction::kCut:
       return broken(results, {Code::kPeerLost, "fault: the rail broke"});
     case FaultAction::kShort:
@@ -110,7 +113,8 @@ const FaultRule* FaultTransport::rule_for(std::uint64_t call, bool opening) cons
 
 bool FaultTransport::waits() const {
   return std::any_of(rules_.begin(), rules_.end(), [](const FaultRule& rule) {
-    return rule.action == FaultAction::kDelay || rule.action == FaultAction::kHang;
+    return rule.action == FaultAction::kDelay || rule.action == FaultAction::kHang ||
+           rule.action == FaultAction::kStuck;
   });
 }
 

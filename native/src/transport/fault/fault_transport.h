@@ -19,6 +19,7 @@ class FaultTransport final : public Transport {
   Status probe() const override { return inner_->probe(); }
   std::vector<Path> paths(const PeerContext& peer) const override { return inner_->paths(peer); }
   std::size_t rails_per_path() const override { return inner_->rails_per_path(); }
+  bool has_spare_rail() const override { return inner_->has_spare_rail(); }
   bool reaches_device_memory() const override { return inner_->reaches_device_memory(); }
   std::uint64_t min_slice_bytes() const override { return inner_->min_slice_bytes(); }
   Result<std::unique_ptr<Rail>> open_rail(const PeerContext& peer, Deadline deadline) override;

@@ -15,7 +15,8 @@ class FileTransport final : public Transport {
 
   std::string_view name() const override { return "file"; }
   Status probe() const override { return {}; }
-  std::size_t rails_per_path() const override { return 1; }  // FileRail says why
+  std::size_t rails_per_path() const override { return 1; }  // FileRail says why, and for the next
+  bool has_spare_rail() const override { return false; }
   Result<std::unique_ptr<Rail>> open_rail(const PeerContext&, Deadline) override {
     return std::unique_ptr<Rail>(std::make_unique<FileRail>(queues_.create(), regions_, files_));
   }

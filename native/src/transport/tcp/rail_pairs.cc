@@ -39,7 +39,7 @@ std::vector<Pair> possible_pairs(const std::vector<LocalRail>& ours, const std::
 Path path_of(const Pair& pair, const std::vector<LocalRail>& ours, const std::vector<PeerRail>& theirs) {
   const Endpoint from = ours[pair.ours].endpoint.with_port(0);
   const Endpoint& to = theirs[pair.theirs].endpoint;
-  return {from.host() + " to " + to.to_string(), from, to};
+  return {from.host() + " to " + to.to_string(), from, to, ours[pair.ours].numa_node};
 }
 
 }  // namespace
@@ -49,7 +49,7 @@ std::vector<Path> pair_rails(const std::vector<LocalRail>& ours, const std::vect
   std::vector<Path> paths;
   if (ours.empty()) {
     for (const PeerRail& rail : theirs)
-      paths.push_back({"to " + rail.endpoint.to_string(), std::nullopt, rail.endpoint});
+      paths.push_back({"to " + rail.endpoint.to_string(), std::nullopt, rail.endpoint, -1});
   } else {
     const std::vector<PeerRail> ends = theirs.empty() ? std::vector<PeerRail>{{endpoint, 0}} : theirs;
     std::vector<std::size_t> used_ours(ours.size()), used_theirs(ends.size());
@@ -66,7 +66,7 @@ std::vector<Path> pair_rails(const std::vector<LocalRail>& ours, const std::vect
       paths.push_back(path_of(pair, ours, ends));
     }
   }
-  if (paths.empty()) paths.push_back({"", std::nullopt, endpoint});
+  if (paths.empty()) paths.push_back({"", std::nullopt, endpoint, -1});
   return paths;
 }
 

@@ -23,7 +23,7 @@ Status TcpRail::execute(const Batch& batch, std::span<Status> results, Deadline 
   Status unconfirmed;
   if (batch.op == Op::kWrite && sent_ != answered_) unconfirmed = fence();
   if (!unconfirmed.ok()) {
-    why = {why.code(), why.message() + "; bytes of this write may still land: " + unconfirmed.message()};
+    why = {why.code(), why.message() + "; " + std::string(kMayStillLand) + unconfirmed.message()};
   }
   for (std::size_t run = first_unfinished_; run < batch.runs.size(); ++run) {
     if (results[run].ok()) results[run] = why;

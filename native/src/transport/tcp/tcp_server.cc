@@ -6,6 +6,7 @@
 #include "base/crc32c.h"
 #include "base/deadline.h"
 #include "base/one_sided.h"
+#include "base/thread_turn.h"
 #include "memory/address_range.h"
 
 namespace kvferry {
@@ -13,7 +14,16 @@ namespace {
 
 constexpr std::size_t kDiscardBytes = 64u << 10;
 
+constexpr std::uint64_t kFewBytes = 256u << 10;  // as much as small transfers have
+
 const std::atomic<bool> kNeverCancelled{false};  // a server's work ends by its interrupt
+
+// Small requests, which come over a connection of their own while large ones are under way, go before large ones.
+void choose_turns(std::span<const wire::PieceDescriptor> pieces) {
+  std::uint64_t bytes = 0;
+  for (const wire::PieceDescriptor& piece : pieces) bytes += piece.length;
+  take_long_turns(bytes > kFewBytes);
+}
 
 }  // namespace
 
@@ -93,6 +103,7 @@ Result<std::uint32_t> TcpServer::checksum_of(std::size_t piece, std::uint64_t le
 Status TcpServer::handle_read(const FrameReader::View& frame) {
   KVF_RETURN_IF_ERROR(read_.parse(frame.body));
   KVF_ASSIGN_OR_RETURN(const Pieces pieces, pieces_of(frame.header, read_.pieces, read_.slot));
+  choose_turns(pieces);
   const bool checksum = (frame.header.flags & kFlagChecksum) != 0;
   const bool all = locate(pieces, Op::kRead);
   read_data_.results.clear();
@@ -133,6 +144,7 @@ Status TcpServer::handle_write(const FrameReader::View& frame) {
   if (checksum && write_.crc32c.size() != pieces.size()) {
     return {Code::kProtocolError, "WRITE has another number of checksums than of pieces"};
   }
+  choose_turns(pieces);
   bool all = locate(pieces, Op::kWrite);
   KVF_RETURN_IF_ERROR(receive_payload(pieces));
   std::uint64_t accepted = 0;
