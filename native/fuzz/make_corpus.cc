@@ -10,8 +10,11 @@
 #include <vector>
 
 #include "base/bytes.h"
+#include "base/crc32c.h"
 #include "base/deadline.h"
 #include "base/tls.h"
+#include "store/log/erasures.h"
+#include "store/log/format.h"
 #include "wire/frame.h"
 #include "wire/messages.h"
 
@@ -181,6 +184,49 @@ void put_tls(const fs::path& root) {
   put_words(0, "no-tls", encode_frame(FrameType::kPing, 1, {}));
 }
 
+void put_segments(const fs::path& root) {
+  using namespace kvferry::store::log;
+  const fs::path into = root / "segment_fuzz";
+  const auto put_how = [&](const std::string& name, std::uint8_t how, const std::vector<Bytes>& parts) {
+    ByteWriter writer;
+    writer.u8(how);
+    for (const Bytes& part : parts) writer.raw(part);
+    put(into, name, writer.take());
+  };
+  put_how("header", 0, {SegmentHeader{3, 7, 1 << 20, 4096}.encode()});
+  std::vector<RecordEntry> entries(2);
+  for (std::uint32_t i = 0; i < entries.size(); ++i) {
+    entries[i].record = i;
+    entries[i].id = {1, i};
+    entries[i].sequence = i + 1;
+    entries[i].offset = 12288 + i * 65536;
+    entries[i].bytes = 65536 - i;
+    entries[i].key = "key";
+    entries[i].attributes = "attributes";
+    entries[i].sums = {5};
+  }
+  ByteWriter writer;
+  for (const RecordEntry& entry : entries) entry.encode(writer);
+  const Bytes index = writer.take();
+  GroupHead head;
+  head.salt = 7;
+  head.offset = 8192;
+  head.bytes = 4096 + 2 * 65536;
+  head.records = 2;
+  head.index_bytes = index.size();
+  head.index_sum = crc32c(index);
+  put_how("group", 1, {head.encode(), index});
+  put_how("group-right", 5, {head.encode(), index});
+  Trailer trailer{7, 147456, index.size(), 2, crc32c(index), 2};
+  put_how("footer", 2, {index, trailer.encode()});
+  put_how("footer-right", 6, {index, trailer.encode()});
+  Erasures erased(4096);
+  erased.add(5);
+  Bytes unit(4096);
+  erased.copy_unit(0, unit);
+  put_how("erasures", 3, {unit});
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
@@ -191,5 +237,6 @@ int main(int argc, char** argv) {
   put_tampered(argv[1]);
   put_handshakes(argv[1]);
   put_tls(argv[1]);
+  put_segments(argv[1]);
   return 0;
 }
