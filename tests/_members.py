@@ -12,6 +12,7 @@ from kvferry.testing.waiting import PATIENCE_S, wait_until
 
 SECRET = "a secret of the cluster"
 LEASE_S = 1.0
+LONG_LEASE_S = 1.5  # etcd makes it 2; where a slow machine must not make anybody seem dead
 PREFIX = "kvferry/default/members/"
 
 
@@ -23,8 +24,9 @@ def member(**fields: Any) -> Member:
 class Members:
     """Makes memberships, each with a client of its own, and ends them."""
 
-    def __init__(self, open_store: Callable[[], MetaStore]) -> None:
+    def __init__(self, open_store: Callable[[], MetaStore], lease_s: float = LEASE_S) -> None:
         self._open_store = open_store
+        self._lease_s = lease_s
         self._stack = contextlib.ExitStack()
 
     def __enter__(self) -> Members:
@@ -37,7 +39,7 @@ class Members:
         return self._stack.enter_context(contextlib.closing(self._open_store()))
 
     def make(self, who: Member | None = None, *, secret: str = SECRET, **options: Any) -> Membership:
-        options = {"cluster": "default", "lease_s": LEASE_S, **options}
+        options = {"cluster": "default", "lease_s": self._lease_s, **options}
         membership = Membership(self.store(), secret=secret, member=who or member(), **options)
         return self._stack.enter_context(membership)
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from _members import LEASE_S, PATIENCE_S, PREFIX, SECRET, Members, member, node_ids, records, see
+from _members import LONG_LEASE_S, PATIENCE_S, PREFIX, SECRET, Members, member, node_ids, records, see
 from kvferry.errors import KVFerryError
 from kvferry.meta import Membership
 from kvferry.meta.etcd import EtcdStore
@@ -29,9 +29,9 @@ def etcd(tmp_path: Path) -> Iterator[EtcdCluster]:
 @pytest.fixture
 def members(etcd: EtcdCluster) -> Iterator[Members]:
     def open_store() -> EtcdStore:
-        return EtcdStore(Gateway(etcd.urls, attempt_timeout_s=0.5, call_timeout_s=1.0))
+        return EtcdStore(Gateway(etcd.urls, call_timeout_s=1.5))
 
-    with Members(open_store) as members:
+    with Members(open_store, LONG_LEASE_S) as members:
         yield members
 
 
@@ -73,7 +73,7 @@ def test_everything_is_back_and_nobody_was_lost(
     with caplog.at_level(logging.INFO, "kvferry.meta"):
         outage(etcd, three, with_data=with_data)
         wait_until(lambda: set(records(store)) == node_ids(three[0]), PATIENCE_S, "records")
-        time.sleep(1.5 * LEASE_S)  # what was only kept for a while would end now
+        time.sleep(1.5 * LONG_LEASE_S)  # what was only kept for a while would end now
     assert watched.smallest == [3, 3, 3]
     assert [x.members() for x in three] == views
     sealer = Sealer("default", SECRET)
@@ -101,7 +101,7 @@ def test_an_outage_too_short_to_be_noticed_loses_nobody(etcd: EtcdCluster, membe
         return False
 
     wait_until(back, PATIENCE_S, "records")
-    time.sleep(1.5 * LEASE_S)
+    time.sleep(1.5 * LONG_LEASE_S)
     assert watched.smallest == [3, 3, 3]
 
 
