@@ -257,5 +257,49 @@ TEST_F(Model, AKilledWriterLosesNothingThatWasPromised) {
   EXPECT_GT(appended, 100u);
 }
 
+// Field case 4.11: killed in mid-write, one file cut, a limit that is too small for what is there.
+TEST_F(Model, ARestartFindsWhatIsThereAndKeepsToItsLimit) {
+  int ends[2] = {-1, -1};
+  ASSERT_EQ(::pipe(ends), 0);
+  const pid_t child = ::fork();
+  ASSERT_GE(child, 0);
+  if (child == 0) {
+    ::close(ends[0]);
+    work_until_killed(model_options(), ends[1], 1);
+  }
+  ::close(ends[1]);
+  Word word;
+  for (int words = 0; words < 400; ++words) {
+    ASSERT_EQ(::read(ends[0], &word, sizeof(word)), static_cast<ssize_t>(sizeof(word)));
+  }
+  ::kill(child, SIGKILL);
+  ::waitpid(child, nullptr, 0);
+  ::close(ends[0]);
+  const auto files = segment_files(folder_.file("log"));
+  ASSERT_GE(files.size(), 4u);
+  std::filesystem::resize_file(files[1], std::filesystem::file_size(files[1]) / 2);
+  LogOptions small = model_options();
+  small.capacity = 4 * small.segment_bytes;
+  small.compact_below = 0;
+  RecoveredObjects found;
+  const auto log = Log::open(small, found.callback());
+  ASSERT_TRUE(log.ok()) << log.status().to_string();
+  EXPECT_GT(found.found.size(), 50u);
+  for (const auto& [number, now] : found.found) {
+    const Status status = check(**log, now.object, now.place);
+    EXPECT_TRUE(status.ok() || status.code() == Code::kDataCorrupt) << status.to_string();  // in what was cut off
+  }
+  EXPECT_TRUE(usage_is_exact(**log, folder_.file("log")));
+  const std::uint64_t before = (*log)->usage().disk_bytes;
+  EXPECT_EQ(append(**log, {1, 1000}).status().code(), Code::kResourceExhausted);
+  EXPECT_LE((*log)->usage().disk_bytes, before);
+  while (!append(**log, {1, 1000}).ok()) {
+    const auto victims = (*log)->cheapest_to_erase();
+    ASSERT_FALSE(victims.empty());
+    for (const Status& status : (*log)->erase_batch(victims, soon())) ASSERT_OK(status);
+  }
+  EXPECT_LE((*log)->usage().disk_bytes - (*log)->usage().spare_bytes, small.capacity);
+}
+
 }  // namespace
 }  // namespace kvferry::testing

@@ -21,7 +21,8 @@ class Erasures {
   static Erasures decode(ByteView bytes);
   static std::uint64_t bytes_for(std::uint64_t records);  // whole units
 
-  std::uint64_t capacity() const { return bytes_.size() / kSectorBytes * kSectorBits; }  // in records
+  std::uint64_t capacity() const { return capacity_of(bytes_.size()); }  // in records
+  static std::uint64_t capacity_of(std::uint64_t bytes) { return bytes / kSectorBytes * kSectorBits; }
   bool contains(std::uint32_t record) const;
   void add(std::uint32_t record);  // below capacity()
   std::uint64_t unit_of(std::uint32_t record) const;

@@ -120,7 +120,7 @@ class Log {
   virtual LogUsage usage() const = 0;
   virtual std::string note() const = 0;  // how it reads and writes, and why not better
   virtual Status trouble() const = 0;    // the last thing that went wrong in the background; OK: nothing
-  virtual void close() = 0;              // seals; idempotent. Calls after it fail with kUnavailable
+  virtual void close() = 0;  // seals; waits for a `moved` under way; idempotent. Calls after it fail with kUnavailable
 };
 
 }  // namespace kvferry::store

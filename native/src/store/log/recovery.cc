@@ -64,6 +64,7 @@ Result<std::string> probe(LogContext& context) {
 Status Recovery::run() {
   KVF_ASSIGN_OR_RETURN(const std::vector<std::string> names, context_.disk->list(context_.options.directory));
   std::vector<std::uint32_t> numbers;
+  std::size_t foreign = 0;
   for (const std::string& name : names) {
     std::uint32_t number = 0;
     if (parse_segment_name(name, &number)) {
@@ -71,16 +72,17 @@ Status Recovery::run() {
     } else if (is_spare_name(name)) {
       KVF_RETURN_IF_ERROR(context_.disk->remove(context_.path(name)));
     } else if (name != "LOCK") {
-      ++foreign_;
+      ++foreign;
     }
   }
   // The newest first: what comes later of an object that was seen is outdated.
   std::sort(numbers.begin(), numbers.end(), std::greater<>());
   for (const std::uint32_t number : numbers) KVF_RETURN_IF_ERROR(take_file(number));
+  std::erase_if(numbers, [&](std::uint32_t number) { return context_.foreign.count(number) != 0; });
   table_.start_at(numbers.empty() ? 1 : numbers.front() + 1, next_sequence_);
-  if (foreign_ > 0) {
-    log_event(LogLevel::kWarning, "log_foreign_files",
-              {{"directory", context_.options.directory}, {"count", foreign_}});
+  foreign += context_.foreign.size();
+  if (foreign > 0) {
+    log_event(LogLevel::kWarning, "log_foreign_files", {{"directory", context_.options.directory}, {"count", foreign}});
   }
   return {};
 }
@@ -90,7 +92,7 @@ Status Recovery::take_file(std::uint32_t number) {
   Result<LogFile> file = context_.disk->open(path, context_.direct);
   if (!file.ok()) {
     if (file.status().code() != Code::kInvalidArgument) return file.status();
-    ++foreign_;
+    context_.foreign.insert(number);
     return {};
   }
   Result<SegmentHeader> header = read_segment_header(*file, context_.queues);
@@ -98,7 +100,7 @@ Status Recovery::take_file(std::uint32_t number) {
   context_.queues.forget_file(file->fd.get());
   if (header.ok()) return drop_file(path, {Code::kDataCorrupt, "its header is of another segment"});
   if (header.status().code() == Code::kProtocolError) {
-    ++foreign_;
+    context_.foreign.insert(number);
     return {};
   }
   if (header.status().code() == Code::kUnsupported) {

@@ -38,7 +38,6 @@ class Recovery {
   std::unordered_set<ObjectId> seen_;
   std::vector<std::uint32_t> outdated_;  // of the segment at hand: a later record of the same object is there
   std::uint64_t next_sequence_ = 1;
-  std::uint32_t foreign_ = 0;
 };
 
 }  // namespace kvferry::store::log

@@ -46,6 +46,7 @@ class Walk {
   std::uint64_t take_group(std::uint64_t at) {
     const Result<GroupHead> head = GroupHead::decode(window_.get(at, GroupHead::kBytes), header_.salt, at);
     if (!head.ok() || head->first_record < out_.next_record) return 0;
+    if (head->first_record + head->records > Erasures::capacity_of(header_.erasure_bytes)) return 0;
     Result<std::vector<RecordEntry>> entries =
         decode_group(*head, window_.get(at + GroupHead::kBytes, head->index_bytes));
     if (!entries.ok()) return 0;
@@ -75,7 +76,7 @@ Result<SegmentIndex> read_footer(const LogFile& file, std::uint64_t file_bytes, 
   KVF_RETURN_IF_ERROR(io.read(file, file_bytes - kUnit, last.span()));
   KVF_ASSIGN_OR_RETURN(const Trailer trailer,
                        Trailer::decode(ByteView(last.span()).last(Trailer::kBytes), header, file_bytes));
-  if (trailer.next_record > Erasures(header.erasure_bytes).capacity()) {
+  if (trailer.next_record > Erasures::capacity_of(header.erasure_bytes)) {
     return {Code::kProtocolError, "trailer: too many records"};
   }
   AlignedBuffer memory(whole_units(trailer.footer_bytes));

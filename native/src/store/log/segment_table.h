@@ -32,6 +32,7 @@ struct LogContext {
   QueuePool queues;
   Account account;
   Spares spares;
+  std::set<std::uint32_t> foreign;   // segment numbers whose names somebody else's files have
   bool direct = true;                // as the probe found it
   std::uint64_t segment_length = 0;  // of files that hold several objects
 };

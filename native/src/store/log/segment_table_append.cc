@@ -114,6 +114,7 @@ Status SegmentTable::roll(Lock& lock, const GroupWriter& group, Writer writer) {
   const std::uint64_t length = length_for(group);
   const std::uint64_t erasure_bytes = Erasures::bytes_for(context_.segment_length / kRecordBytesAtLeast);
   const bool from_reserve = writer == Writer::kCompaction && !has_room(length, Writer::kCaller);
+  while (context_.foreign.count(next_number_) != 0) ++next_number_;
   const std::uint32_t number = next_number_++;
   rolling_ = true;
   lock.unlock();
