@@ -75,8 +75,9 @@ inline Deadline soon() { return deadline_in(milliseconds(20000)); }
 
 class StoreOnMemory {
  public:
-  explicit StoreOnMemory(NodeOptions options, std::size_t arenas = 1)
+  explicit StoreOnMemory(NodeOptions options, std::size_t arenas = 1, std::shared_ptr<log::Disk> disk = nullptr)
       : options_(std::move(options)),
+        disk_(std::move(disk)),
         index_(LocalStore::index_bytes(options_)),
         pins_(LocalStore::pins_bytes(options_)) {
     fill_random({reinterpret_cast<std::byte*>(node_id_.bytes.data()), node_id_.bytes.size()});
@@ -90,7 +91,7 @@ class StoreOnMemory {
   }
 
   void open() {
-    LocalStoreOptions options{arenas(), index_.span(), pins_.span(), node_id_, options_};
+    LocalStoreOptions options{arenas(), index_.span(), pins_.span(), node_id_, options_, disk_};
     auto created = LocalStore::create(std::move(options));
     ASSERT_TRUE(created.ok()) << created.status().to_string();
     store_ = std::move(*created);
@@ -140,6 +141,7 @@ class StoreOnMemory {
 
  private:
   NodeOptions options_;
+  std::shared_ptr<log::Disk> disk_;
   NodeId node_id_;
   SharedBlock index_;
   SharedBlock pins_;

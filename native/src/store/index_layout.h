@@ -1,4 +1,4 @@
-// What the index of a node's objects looks like in shared memory: docs/store.md, "The index", byte by byte. The node
+// What the index of a node's objects looks like in shared memory: docs/store-node.md, "The index", byte by byte. The node
 // writes it, clients on its host map it to read.
 //
 // There is no moment at which the index is not in order, so that a node that stopped or died in the middle of a change

@@ -92,6 +92,13 @@ NodeStats LocalStoreImpl::stats() const {
     stats.pinned_objects = memory_.count_pinned();
   }
   stats.counters = counters_.snapshot();
+  if (!ssd_) return stats;
+  const LogUsage usage = ssd_->usage();
+  stats.ssd_bytes = usage.capacity;
+  stats.ssd_used = usage.disk_bytes;
+  stats.ssd_written = usage.written_bytes;
+  stats.ssd_stored = usage.stored_bytes;
+  if (const auto trouble = ssd_->trouble()) stats.degraded.push_back(*trouble);
   return stats;
 }
 
@@ -100,13 +107,14 @@ Status LocalStoreImpl::check() const {
   KVF_RETURN_IF_ERROR(memory_.arenas().check());
   KVF_RETURN_IF_ERROR(table_->check());
   const std::uint64_t sum =
-      memory_.arenas().free_bytes() + table_->dram_bytes() + memory_.limbo_bytes() + puts_.reserved_bytes();
+      memory_.arenas().free_bytes() + table_->dram_bytes() + memory_.limbo_bytes() +
+                            puts_.reserved_bytes() + loading_bytes_;
   if (sum == memory_.arenas().capacity()) return {};
   return {Code::kInternal, "of " + std::to_string(memory_.arenas().capacity()) + " bytes " +
                                std::to_string(memory_.arenas().free_bytes()) + " are free, " +
                                std::to_string(table_->dram_bytes()) + " used, " +
                                std::to_string(memory_.limbo_bytes()) + " in limbo, " +
-                               std::to_string(puts_.reserved_bytes()) + " reserved"};
+                               std::to_string(puts_.reserved_bytes()) + " reserved, " + std::to_string(loading_bytes_) + " being read in"};
 }
 
 }  // namespace kvferry::store

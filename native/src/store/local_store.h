@@ -21,6 +21,10 @@
 
 namespace kvferry::store {
 
+namespace log {
+class Disk;
+}
+
 struct Place {  // a run of an object's bytes in one of the node's arenas
   std::uint32_t arena = 0;
   std::uint64_t offset = 0;
@@ -73,6 +77,7 @@ struct LocalStoreOptions {
   std::span<std::byte> pins;                 // shared with clients, a page of it for each: pins_bytes() of it
   NodeId node_id;
   NodeOptions node;
+  std::shared_ptr<log::Disk> ssd_disk;  // tests: another file system
 };
 
 class LocalStore {

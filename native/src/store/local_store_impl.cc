@@ -42,13 +42,17 @@ Result<std::unique_ptr<LocalStore>> LocalStore::create(LocalStoreOptions options
     return {Code::kInvalidArgument, "the pins need " + std::to_string(pins_bytes(options.node)) + " bytes"};
   }
   KVF_ASSIGN_OR_RETURN(auto table, ObjectTable::create(options.index, options.node_id, options.node));
+  std::shared_ptr<log::Disk> disk = std::move(options.ssd_disk);
   auto store = std::make_unique<LocalStoreImpl>(std::move(options), std::move(table));
-  store->start();
+  KVF_RETURN_IF_ERROR(store->start(std::move(disk)));
   return std::unique_ptr<LocalStore>(std::move(store));
 }
 
 LocalStoreImpl::LocalStoreImpl(LocalStoreOptions options, std::unique_ptr<ObjectTable> table)
-    : options_(std::move(options.node)), table_(std::move(table)), memory_(lengths_of(options.arenas), options.pins) {
+    : options_(std::move(options.node)),
+      arenas_(std::move(options.arenas)),
+      table_(std::move(table)),
+      memory_(lengths_of(arenas_), options.pins) {
   const std::uint64_t capacity = memory_.arenas().capacity();
   high_water_ = share_of(capacity, options_.watermark_high);
   low_water_ = std::min(high_water_, share_of(capacity, options_.watermark_low));
@@ -56,8 +60,19 @@ LocalStoreImpl::LocalStoreImpl(LocalStoreOptions options, std::unique_ptr<Object
 
 LocalStoreImpl::~LocalStoreImpl() { close(); }
 
-void LocalStoreImpl::start() {
+Status LocalStoreImpl::start(std::shared_ptr<log::Disk> disk) {
+  if (!options_.ssd_directory.empty()) {
+    const SsdTier::Callbacks callbacks{
+        [this](const SsdObject& found, const LogPlace& place) { return recover(found, place); },
+        [this](const ObjectId& id, const LogPlace& from, const LogPlace& to) { return moved(id, from, to); }};
+    auto opened = SsdTier::open(options_, std::move(disk), callbacks, counters_);
+    if (!opened.ok()) return opened.status();
+    ssd_ = std::move(*opened);
+    prefetching_ = std::thread([this] { prefetching(); });
+  }
+  if (tiers()) tiering_ = std::thread([this] { tiering(); });
   upkeep_ = std::thread([this] { upkeep(); });
+  return {};
 }
 
 void LocalStoreImpl::close() {
@@ -65,22 +80,36 @@ void LocalStoreImpl::close() {
     const Lock lock(mutex_);
     if (closed_) return;
     closed_ = true;
-    upkeep_wanted_.notify_all();
   }
-  upkeep_.join();
+  for (std::condition_variable* waiting :
+       {&upkeep_wanted_, &tiering_wanted_, &prefetch_wanted_, &room_made_, &loaded_}) {
+    waiting->notify_all();
+  }
+  for (std::thread* thread : {&upkeep_, &tiering_, &prefetching_}) {
+    if (thread->joinable()) thread->join();
+  }
+  if (ssd_) ssd_->close();
 }
 
 std::optional<Slot> LocalStoreImpl::find_current(const ObjectId& id) {
   const auto slot = table_->find(id);
   if (!slot || !table_->expired(*slot, monotonic_ms())) return slot;
   counters_.add(StoreCounters::kExpired);
-  forget(*slot);
+  retire({give_up(*slot)});
   return std::nullopt;
 }
 
-void LocalStoreImpl::forget(Slot slot) {
+Retired LocalStoreImpl::take_out(Slot slot) {
+  if (const auto place = table_->log_place(slot)) {
+    log_erases_.push_back({table_->id(slot), *place});
+    call_for_tiering();
+  }
+  return table_->erase(slot);
+}
+
+Retired LocalStoreImpl::give_up(Slot slot) {
   if (on_dropped_) dropped_.push_back(table_->id(slot));
-  retire({table_->erase(slot)});
+  return take_out(slot);
 }
 
 void LocalStoreImpl::release(Reservation& put) {
@@ -88,9 +117,9 @@ void LocalStoreImpl::release(Reservation& put) {
   if (!put.ended) table_->give_slot(put.slot);
 }
 
-Result<Reserved> LocalStoreImpl::reserve(Session session, const NewObject& object, Deadline) {
+Result<Reserved> LocalStoreImpl::reserve(Session session, const NewObject& object, Deadline deadline) {
   KVF_RETURN_IF_ERROR(check_object(object));
-  const Lock lock(mutex_);
+  Lock lock(mutex_);
   if (closed_) return closed_status();
   Reserved reserved;
   if (const auto slot = find_current(object.id)) {
@@ -99,10 +128,14 @@ Result<Reserved> LocalStoreImpl::reserve(Session session, const NewObject& objec
     reserved.existing = table_->entry(*slot).held;
     return reserved;
   }
-  KVF_ASSIGN_OR_RETURN(Room room, make_room(object.bytes));
-  reserved.places = room.places;
+  KVF_ASSIGN_OR_RETURN(reserved.places, make_room(lock, object.bytes, deadline));
+  auto slot = make_slot();
+  if (!slot.ok()) {
+    memory_.give_back(reserved.places, object.bytes);
+    return slot.status();
+  }
   reserved.put = puts_.add(
-      {session, object, room.slot, std::move(room.places), deadline_in(options_.reservation_lease), /*ended=*/false});
+      {session, object, *slot, reserved.places, deadline_in(options_.reservation_lease), /*ended=*/false});
   call_for_upkeep(above_high_water());
   return reserved;
 }
@@ -118,6 +151,10 @@ Result<bool> LocalStoreImpl::commit(Session session, PutId put, const ContentDig
   counters_.add(StoreCounters::kPutBytes, reservation.object.bytes);
   table_->insert(reservation.slot, reservation.object,
                  {digest, Tier::kDram, std::move(reservation.places), expiry_of(reservation.object)});
+  if (ssd_ && options_.ssd_write == WriteMode::kWriteThrough && !reservation.object.extra) {
+    unwritten_.push_back(reservation.object.id);
+    call_for_tiering();
+  }
   return true;
 }
 
@@ -148,20 +185,31 @@ std::optional<Held> LocalStoreImpl::find(const ObjectId& id) const {
   return found->held;
 }
 
-Result<Pinned> LocalStoreImpl::pin(Session session, const ObjectId& id, Deadline) {
-  const Lock lock(mutex_);
-  if (closed_) return closed_status();
-  const auto slot = find_current(id);
-  if (!slot) {
-    counters_.add(StoreCounters::kPinsOfAbsent);
-    return {Code::kNotFound, "object " + id.to_string() + " is not here"};
+Result<Pinned> LocalStoreImpl::pin(Session session, const ObjectId& id, Deadline deadline) {
+  // What was brought back may have gone again, or the log moved it just then.
+  constexpr int kAttempts = 16;
+  Lock lock(mutex_);
+  for (int attempt = 0; attempt < kAttempts; ++attempt) {
+    if (closed_) return closed_status();
+    const auto slot = find_current(id);
+    if (!slot) {
+      counters_.add(StoreCounters::kPinsOfAbsent);
+      return {Code::kNotFound, "object " + id.to_string() + " is not here"};
+    }
+    if (table_->entry(*slot).held.tier == Tier::kDram) return pin_in_memory(session, *slot);
+    KVF_RETURN_IF_ERROR(bring_back(lock, id, *slot, deadline));
   }
+  return {Code::kUnavailable, "object " + id.to_string() + " was brought back from SSD " + std::to_string(kAttempts) +
+                                  " times and evicted each time before it could be pinned; try again"};
+}
+
+Pinned LocalStoreImpl::pin_in_memory(Session session, Slot slot) {
   counters_.add(StoreCounters::kPins);
-  table_->accessed(*slot);
+  table_->accessed(slot);
   Pinned pinned;
-  pinned.pin = memory_.leases().add(session, table_->pin_word_of(*slot), deadline_in(options_.pin_lease));
-  pinned.held = table_->entry(*slot).held;
-  pinned.places = table_->places(*slot);
+  pinned.pin = memory_.leases().add(session, table_->pin_word_of(slot), deadline_in(options_.pin_lease));
+  pinned.held = table_->entry(slot).held;
+  pinned.places = table_->places(slot);
   return pinned;
 }
 
@@ -171,11 +219,19 @@ bool LocalStoreImpl::unpin(Session session, PinId pin) {
 }
 
 bool LocalStoreImpl::remove(const ObjectId& id) {
-  const Lock lock(mutex_);
+  constexpr milliseconds kForTheDisk{1000};
+  Lock lock(mutex_);
   const auto slot = find_current(id);
   if (!slot) return false;
-  retire({table_->erase(*slot)});
   counters_.add(StoreCounters::kRemoved);
+  const auto place = table_->log_place(*slot);
+  retire({table_->erase(*slot)});
+  if (!place) return true;
+  // Not left to the background: a node that is killed after this must not come back with the object.
+  lock.unlock();
+  const std::vector<LogErase> failed = ssd_->erase({{id, *place}}, deadline_in(kForTheDisk));
+  lock.lock();
+  log_erases_.insert(log_erases_.end(), failed.begin(), failed.end());
   return true;
 }
 
@@ -196,13 +252,14 @@ void LocalStoreImpl::remove_client(std::uint32_t page) {
   memory_.pages().remove(page);
 }
 
-void LocalStoreImpl::prefetch(std::span<const ObjectId>) {}
-
 void LocalStoreImpl::on_dropped(DroppedCallback callback) {
   const Lock lock(mutex_);
   on_dropped_ = callback ? std::make_shared<const DroppedCallback>(std::move(callback)) : nullptr;
 }
 
-void LocalStoreImpl::on_demote(std::function<bool(const ObjectId&)>) {}
+void LocalStoreImpl::on_demote(DemoteCallback callback) {
+  const Lock lock(mutex_);
+  on_demote_ = callback ? std::make_shared<const DemoteCallback>(std::move(callback)) : nullptr;
+}
 
 }  // namespace kvferry::store

@@ -3,17 +3,21 @@
 #pragma once
 
 #include <condition_variable>
+#include <deque>
 #include <memory>
 #include <mutex>
 #include <span>
 #include <string>
 #include <thread>
+#include <unordered_map>
+#include <unordered_set>
 #include <vector>
 
 #include "store/local_store.h"
 #include "store/object_memory.h"
 #include "store/object_table.h"
 #include "store/reservations.h"
+#include "store/ssd_tier.h"
 #include "store/store_counters.h"
 
 namespace kvferry::store {
@@ -22,7 +26,7 @@ class LocalStoreImpl final : public LocalStore {
  public:
   LocalStoreImpl(LocalStoreOptions options, std::unique_ptr<ObjectTable> table);
   ~LocalStoreImpl() override;
-  void start();
+  Status start(std::shared_ptr<log::Disk> disk);
 
   Result<Reserved> reserve(Session session, const NewObject& object, Deadline deadline) override;
   Result<bool> commit(Session session, PutId put, const ContentDigest& digest) override;
@@ -49,22 +53,23 @@ class LocalStoreImpl final : public LocalStore {
  private:
   using Lock = std::unique_lock<std::mutex>;
   using DroppedCallback = std::function<void(std::span<const ObjectId>)>;
+  using DemoteCallback = std::function<bool(const ObjectId&)>;
 
   // local_store_impl.cc, under the lock.
   std::optional<Slot> find_current(const ObjectId& id);
-  void forget(Slot slot);          // the object left by itself: peers must learn of it
+  Retired take_out(Slot slot);     // of table and log
+  Retired give_up(Slot slot);      // the object leaves by itself: peers must learn of it
   void release(Reservation& put);  // memory and slot
   Result<bool> settle_duplicate(Reservation& put, Slot slot, const ContentDigest& digest);
+  Pinned pin_in_memory(Session session, Slot slot);
 
-  // room.cc, under the lock.
-  struct Room {
-    Slot slot = kNoSlot;
-    std::vector<Place> places;
-  };
-  Result<Room> make_room(std::uint64_t bytes);
+  // room.cc, under the lock, which they may let go of for a while.
+  Result<std::vector<Place>> make_room(Lock& lock, std::uint64_t bytes, Deadline deadline);
   Result<Slot> make_slot();
   bool could_fit(std::uint64_t bytes) const;
-  std::uint64_t evict(std::uint64_t bytes, std::size_t most_objects, StoreCounters::Id why);
+  std::uint64_t evict(std::uint64_t bytes, std::size_t most_objects);
+  Retired leave_memory(Slot slot);
+  Slot next_victim();
   bool forget_expired();
   void retire(std::vector<Retired> batch);
   void drain_accesses();
@@ -72,6 +77,36 @@ class LocalStoreImpl final : public LocalStore {
   std::uint64_t used_bytes() const { return memory_.arenas().capacity() - memory_.arenas().free_bytes(); }
   bool above_high_water() const { return used_bytes() > high_water_; }
   void call_for_upkeep(bool needed);
+
+  // tiering.cc: out of memory, to SSD or another node. By the thread of that name, but for the first two.
+  bool wait_for_tiering(Lock& lock, std::uint64_t bytes, Deadline until);
+  void call_for_tiering();
+  void tiering();
+  bool tiers() const { return ssd_ != nullptr || options_.demote_to_remote; }
+  struct Departure {
+    Slot slot = kNoSlot;
+    std::uint64_t pin_word = 0;
+    ObjectId id;
+    SsdTier::Write write;
+    bool to_log = false;
+    bool taken = false;  // by another node
+    std::optional<Result<LogPlace>> place;
+  };
+  std::size_t let_go(Lock& lock, std::uint64_t bytes);
+  std::size_t write_through(Lock& lock);
+  Departure departure_of(Slot slot) const;
+  void move_out(Lock& lock, std::vector<Departure>& batch, bool demote);
+  void settle(std::vector<Departure>& batch, bool leave);
+  bool note_place(const Departure& departure);
+  void make_room_on_ssd(Lock& lock);
+  void erase_from_log(Lock& lock);
+
+  // bring_back.cc: from SSD into memory.
+  Status bring_back(Lock& lock, const ObjectId& id, Slot slot, Deadline deadline);
+  Status load(Lock& lock, const ObjectId& id, Slot slot, Deadline deadline);
+  void prefetching();
+  bool recover(const SsdObject& found, const LogPlace& place);
+  bool moved(const ObjectId& id, const LogPlace& from, const LogPlace& to);
 
   // upkeep.cc, by the thread of that name.
   void upkeep();
@@ -85,8 +120,12 @@ class LocalStoreImpl final : public LocalStore {
   void for_each_record(std::uint64_t now_ms, const std::function<void(Slot, const ObjectRecord&)>& visit) const;
 
   const NodeOptions options_;
+  const std::vector<std::span<std::byte>> arenas_;
+  StoreCounters counters_;        // thread-safe by itself
+  std::unique_ptr<SsdTier> ssd_;  // set by start(); null: none. Never called under the lock, but for what is quick
   mutable std::mutex mutex_;
-  std::condition_variable upkeep_wanted_;
+  std::condition_variable upkeep_wanted_, tiering_wanted_, prefetch_wanted_;
+  std::condition_variable room_made_, loaded_;
   const std::unique_ptr<ObjectTable> table_;  // guarded by mutex_, as all that follows
   ObjectMemory memory_;
   Reservations puts_;
@@ -96,8 +135,20 @@ class LocalStoreImpl final : public LocalStore {
   bool closed_ = false;
   std::vector<ObjectId> dropped_;
   std::shared_ptr<const DroppedCallback> on_dropped_;
-  StoreCounters counters_;  // thread-safe by itself
-  std::thread upkeep_;
+  std::shared_ptr<const DemoteCallback> on_demote_;
+
+  bool tiering_called_ = false;
+  std::uint64_t wanted_bytes_ = 0;     // that puts wait for
+  std::uint64_t tiering_rounds_ = 0;   // grows with each batch that went out
+  std::uint64_t loading_bytes_ = 0;    // memory for objects that are being read in
+  int full_rounds_ = 0;                // in which the log took nothing for want of room
+  std::unordered_map<ObjectId, std::optional<LogPlace>> appending_;  // and where the log moved them meanwhile
+  std::unordered_set<ObjectId> loading_;
+  std::deque<ObjectId> unwritten_;   // of kWriteThrough
+  std::deque<ObjectId> prefetches_;
+  std::vector<LogErase> log_erases_;
+
+  std::thread upkeep_, tiering_, prefetching_;
 };
 
 }  // namespace kvferry::store

@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <optional>
 #include <span>
+#include <unordered_set>
 #include <vector>
 
 #include "store/arena_set.h"
@@ -35,9 +36,13 @@ class ObjectMemory {
   // Takes down what is pinned; pinned() then tells by that, and by the leases as they are.
   void look_at_pins();
   bool pinned(std::uint64_t pin_word) const {
-    return leases_.pinned(pin_word) || std::binary_search(seen_.begin(), seen_.end(), pin_word);
+    return holds_.count(pin_word) != 0 || leases_.pinned(pin_word) ||
+           std::binary_search(seen_.begin(), seen_.end(), pin_word);
   }
-  const std::vector<std::uint64_t>& seen_pins() const { return seen_; }  // sorted, each once, leases included
+  // The node itself reads an object's memory. One hold for each at most.
+  void hold(std::uint64_t pin_word) { holds_.insert(pin_word); }
+  void drop(std::uint64_t pin_word) { holds_.erase(pin_word); }
+  const std::vector<std::uint64_t>& seen_pins() const { return seen_; }  // sorted, each once; leases included, holds not
 
   std::size_t count_pinned() const;  // objects, those in limbo included
   std::uint32_t clients() const { return pages_.clients(); }
@@ -55,6 +60,7 @@ class ObjectMemory {
   std::vector<Retired> limbo_;
   std::uint64_t limbo_bytes_ = 0;
   std::vector<std::uint64_t> seen_;
+  std::unordered_set<std::uint64_t> holds_;
 };
 
 }  // namespace kvferry::store

@@ -66,7 +66,7 @@ void ObjectTable::insert(Slot slot, const NewObject& object, const Placed& place
   entry.id = object.id;
   entry.held = {object.bytes, placed.digest, placed.tier, object.replicas};
   entry.expires_ms = placed.expires_ms;
-  policy_of(placed.tier).insert(slot, {object.id, object.bytes, object.parent, object.depth});
+  if (placed.tier == Tier::kDram) dram_policy_->insert(slot, {object.id, object.bytes, object.parent, object.depth});
   if (entry.expires_ms != kNeverExpires) {
     expiry_.add(slot, entry.expires_ms,
                 [this](Slot at, std::uint64_t time) { return index_.held(at) && index_.expires_ms(at) == time; });
@@ -88,13 +88,63 @@ Retired ObjectTable::erase(Slot slot) {
   const Held held = index_.entry(slot).held;
   index_.erase(slot);
   count(held, false);
-  policy_of(held.tier).erase(slot);
+  if (held.tier == Tier::kDram) dram_policy_->erase(slot);
+  if (in_log(slot)) clear_log_place(slot);
   records_.erase(slot);
   index_.give_slot(slot);
   return memory;
 }
 
-void ObjectTable::accessed(Slot slot) { policy_of(index_.entry(slot).held.tier).access(slot); }
+ObjectFacts ObjectTable::facts(Slot slot) const {
+  const ObjectRecord record = records_.at(slot);
+  return {index_.id(slot), index_.entry(slot).held.bytes, record.parent, record.depth};
+}
+
+std::optional<LogPlace> ObjectTable::log_place(Slot slot) const {
+  if (!in_log(slot)) return std::nullopt;
+  return LogPlace{log_slots_[slot].segment, log_slots_[slot].record, index_.entry(slot).held.bytes};
+}
+
+void ObjectTable::set_log_place(Slot slot, const LogPlace& place) {
+  if (!in_log(slot)) {
+    if (slot >= log_slots_.size()) log_slots_.resize(slot + 1);
+    ssd_policy_->insert(slot, facts(slot));
+    ++logged_;
+  }
+  log_slots_[slot] = {place.segment, place.record};
+}
+
+void ObjectTable::clear_log_place(Slot slot) {
+  log_slots_[slot] = {};
+  ssd_policy_->erase(slot);
+  --logged_;
+}
+
+Retired ObjectTable::move_to_ssd(Slot slot) {
+  Retired memory = retired(slot);
+  Held held = index_.entry(slot).held;
+  count(held, false);
+  dram_policy_->erase(slot);
+  index_.move_to_ssd(slot);
+  held.tier = Tier::kSsd;
+  count(held, true);
+  return memory;
+}
+
+void ObjectTable::move_to_memory(Slot slot, std::span<const Place> places) {
+  Held held = index_.entry(slot).held;
+  count(held, false);
+  index_.move_to_memory(slot, places);
+  dram_policy_->insert(slot, facts(slot));
+  held.tier = Tier::kDram;
+  count(held, true);
+  if (records_.extra(slot)) extras_.push_back(slot);
+}
+
+void ObjectTable::accessed(Slot slot) {
+  if (index_.entry(slot).held.tier == Tier::kDram) dram_policy_->access(slot);
+  if (in_log(slot)) ssd_policy_->access(slot);
+}
 
 void ObjectTable::maybe_accessed(Slot slot) {
   if (slot < index_.high_water() && index_.held(slot)) accessed(slot);
@@ -128,11 +178,14 @@ Slot ObjectTable::extra_victim(const EvictionPolicy::MayTake& may_take) {
 
 Slot ObjectTable::victim(const EvictionPolicy::MayTake& may_take) {
   const Slot extra = extra_victim(may_take);
-  if (extra != kNoSlot) return extra;
-  // A call of the policy looks at some of the objects only.
-  const std::uint64_t calls = dram_objects_ / EvictionPolicy::kMaxLooks + 2;
+  return extra != kNoSlot ? extra : first_victim(*dram_policy_, dram_objects_, may_take);
+}
+
+Slot ObjectTable::first_victim(EvictionPolicy& policy, std::uint64_t objects, const EvictionPolicy::MayTake& may_take) {
+  // A call looks at some of the objects only, and the next one goes on from there.
+  const std::uint64_t calls = objects / EvictionPolicy::kMaxLooks + 2;
   for (std::uint64_t call = 0; call < calls; ++call) {
-    const Slot slot = dram_policy_->victim(may_take);
+    const Slot slot = policy.victim(may_take);
     if (slot != kNoSlot) return slot;
   }
   return kNoSlot;
@@ -140,7 +193,8 @@ Slot ObjectTable::victim(const EvictionPolicy::MayTake& may_take) {
 
 std::uint64_t ObjectTable::memory_bytes() const {
   return index_.bytes() + index_.private_bytes() + records_.memory_bytes() + expiry_.memory_bytes() +
-         dram_policy_->memory_bytes() + ssd_policy_->memory_bytes() + extras_.size() * sizeof(Slot);
+         dram_policy_->memory_bytes() + ssd_policy_->memory_bytes() + extras_.size() * sizeof(Slot) +
+         log_slots_.size() * sizeof(LogSlot);
 }
 
 Status ObjectTable::check() const {
@@ -152,6 +206,9 @@ Status ObjectTable::check() const {
     if (!index_.held(slot)) continue;
     const Held held = index_.entry(slot).held;
     ++(held.tier == Tier::kDram ? dram : ssd);
+    if (held.tier == Tier::kSsd && !in_log(slot)) {
+      return {Code::kInternal, "object " + index_.id(slot).to_string() + " is neither in memory nor in the log"};
+    }
     if (held.tier == Tier::kDram) bytes += ArenaSet::rounded(held.bytes);
     if (find(index_.id(slot)) != slot) {
       return {Code::kInternal, "object " + index_.id(slot).to_string() + " is in a slot and not found"};

@@ -12,6 +12,7 @@
 
 #include "store/expiry_queue.h"
 #include "store/index_reader.h"
+#include "store/log/log.h"
 #include "store/object_memory.h"
 #include "store/object_records.h"
 #include "store/policy/policy.h"
@@ -49,8 +50,16 @@ class ObjectTable {
     std::uint64_t expires_ms = kNeverExpires;
   };
   void insert(Slot slot, const NewObject& object, const Placed& placed);
-  // The object is invisible, its slot free again. What it had in memory is the caller's.
+  // The object is invisible, its slot free again. What it had in memory is the caller's; in the log: see log_place().
   Retired erase(Slot slot);
+
+  // Where the log of the SSD tier has the object, too.
+  std::optional<LogPlace> log_place(Slot slot) const;
+  void set_log_place(Slot slot, const LogPlace& place);
+  void clear_log_place(Slot slot);
+  // Out of memory, which is the caller's; it has a place in the log.
+  Retired move_to_ssd(Slot slot);
+  void move_to_memory(Slot slot, std::span<const Place> places);
   void accessed(Slot slot);
   // Of a client's note: maybe of nothing.
   void maybe_accessed(Slot slot);
@@ -60,10 +69,13 @@ class ObjectTable {
   // The object in memory to give up next: replicas beyond the wanted ones, then as the policy says. kNoSlot if there is
   // none that may be taken.
   Slot victim(const EvictionPolicy::MayTake& may_take);
+  // The object in the log to erase there next. It may be in memory, too.
+  Slot ssd_victim(const EvictionPolicy::MayTake& may_take) { return first_victim(*ssd_policy_, logged_, may_take); }
 
   std::uint64_t objects() const { return dram_objects_ + ssd_objects_; }
   std::uint64_t dram_objects() const { return dram_objects_; }
   std::uint64_t ssd_objects() const { return ssd_objects_; }
+  std::uint64_t logged() const { return logged_; }  // those that are in memory, too, included
   std::uint64_t dram_bytes() const { return dram_bytes_; }  // rounded as the arenas do
   std::uint64_t index_bytes() const { return index_.bytes(); }
   std::uint64_t memory_bytes() const;  // of everything, the index included
@@ -72,8 +84,14 @@ class ObjectTable {
 
  private:
   ObjectTable(SharedIndex index, IndexReader reader, const NodeOptions& options);
-  EvictionPolicy& policy_of(Tier tier) { return tier == Tier::kDram ? *dram_policy_ : *ssd_policy_; }
+  struct LogSlot {
+    std::uint32_t segment = 0;
+    std::uint32_t record = kNoSlot;  // kNoSlot: not in the log
+  };
+  bool in_log(Slot slot) const { return slot < log_slots_.size() && log_slots_[slot].record != kNoSlot; }
+  ObjectFacts facts(Slot slot) const;
   void count(const Held& held, bool more);
+  static Slot first_victim(EvictionPolicy& policy, std::uint64_t objects, const EvictionPolicy::MayTake& may_take);
   Retired retired(Slot slot) const;
   Slot extra_victim(const EvictionPolicy::MayTake& may_take);
   bool is_extra(Slot slot) const;
@@ -82,11 +100,13 @@ class ObjectTable {
   IndexReader reader_;
   ObjectRecords records_;
   ExpiryQueue expiry_;
-  std::unique_ptr<EvictionPolicy> dram_policy_;
-  std::unique_ptr<EvictionPolicy> ssd_policy_;
+  std::unique_ptr<EvictionPolicy> dram_policy_;  // of what is in memory
+  std::unique_ptr<EvictionPolicy> ssd_policy_;   // of what is in the log
+  std::deque<LogSlot> log_slots_;                // by slot, as far as any is in the log
   std::deque<Slot> extras_;  // oldest first; some may be gone
   std::uint64_t dram_objects_ = 0;
   std::uint64_t ssd_objects_ = 0;
+  std::uint64_t logged_ = 0;
   std::uint64_t dram_bytes_ = 0;
 };
 

@@ -3,7 +3,7 @@
 namespace kvferry::store {
 
 PinId PinLeases::add(Session session, std::uint64_t pin_word, Deadline end) {
-  hold(pin_word);
+  ++counts_[pin_word];
   leases_.emplace(++last_, Lease{session, pin_word, end});
   return last_;
 }

@@ -1,5 +1,4 @@
-// Pins that are no client's page: those of readers on other hosts, which end with their lease, and the node's own.
-// Under the store's lock.
+// Pins of readers on other hosts, which end with their lease. Under the store's lock.
 #pragma once
 
 #include <cstdint>
@@ -20,9 +19,6 @@ class PinLeases {
   // The count of leases that ended by `now`.
   std::uint64_t remove_ended(Clock::time_point now);
 
-  void hold(std::uint64_t pin_word) { ++counts_[pin_word]; }  // the node's own, without end
-  void drop(std::uint64_t pin_word);
-
   bool pinned(std::uint64_t pin_word) const { return counts_.count(pin_word) != 0; }
   void collect(std::vector<std::uint64_t>& pinned) const;  // appends
   std::size_t size() const { return leases_.size(); }
@@ -34,6 +30,8 @@ class PinLeases {
     std::uint64_t pin_word = 0;
     Deadline end;
   };
+  void drop(std::uint64_t pin_word);
+
   std::unordered_map<PinId, Lease> leases_;
   std::unordered_map<std::uint64_t, std::uint32_t> counts_;
   PinId last_ = 0;

@@ -3,49 +3,65 @@
 #include <string>
 #include <utility>
 
+#include "base/deadline.h"
 #include "store/local_store_impl.h"
 
 namespace kvferry::store {
 namespace {
 
 constexpr std::size_t kMostVictims = 64;  // at once: their pins are looked at together
+// A put waits for writes to SSD so long; then objects are dropped that the disk was too slow for.
+constexpr milliseconds kPatience{250};
+constexpr int kMostWaits = 64;
 
 }  // namespace
 
-Result<LocalStoreImpl::Room> LocalStoreImpl::make_room(std::uint64_t bytes) {
+Result<std::vector<Place>> LocalStoreImpl::make_room(Lock& lock, std::uint64_t bytes, Deadline deadline) {
   const ArenaSet& arenas = memory_.arenas();
   if (bytes > kMaxObjectBytes || ArenaSet::rounded(bytes) > arenas.capacity()) {
     return {Code::kOutOfRange, "an object of " + std::to_string(bytes) + " bytes is larger than all memory of the " +
                                    "node, " + std::to_string(arenas.capacity()) + " bytes"};
   }
-  KVF_ASSIGN_OR_RETURN(const Slot slot, make_slot());
-  bool checked = false;
-  for (;;) {
+  const Deadline patience = sooner(deadline, deadline_in(kPatience));
+  for (int waits = 0;;) {
     auto places = memory_.allocate(bytes);
-    if (places && table_->has_list_for(places->size())) return Room{slot, std::move(*places)};
+    if (places && table_->has_list_for(places->size())) return std::move(*places);
     if (places) memory_.give_back(*places, bytes);
     if (memory_.reclaim() > 0 || forget_expired()) continue;
     drain_accesses();
     memory_.look_at_pins();
-    if (!checked && !could_fit(bytes)) break;  // it would cost all that is here and not help
-    checked = true;
+    if (!could_fit(bytes)) break;  // it would cost all that is here and not help
     // Enough although it is free, but not in one place: then as much again.
     const std::uint64_t free = arenas.free_bytes();
     const std::uint64_t missing = ArenaSet::rounded(bytes) > free ? ArenaSet::rounded(bytes) - free : bytes;
-    if (evict(missing, kMostVictims, StoreCounters::kEvictedInPut) == 0) break;
+    if (tiers() && waits < kMostWaits && wait_for_tiering(lock, missing, patience)) {
+      ++waits;
+      continue;
+    }
+    const std::uint64_t evicted = evict(missing, kMostVictims);
+    counters_.add(StoreCounters::kEvictedInPut, evicted);
+    if (evicted == 0) break;
   }
-  table_->give_slot(slot);
   counters_.add(StoreCounters::kPutsRefused);
   return no_room(bytes);
 }
 
 Result<Slot> LocalStoreImpl::make_slot() {
+  const auto only_on_ssd = [this](Slot slot) {
+    return table_->entry(slot).held.tier == Tier::kSsd && loading_.count(table_->id(slot)) == 0;
+  };
   for (;;) {
     if (const auto slot = table_->take_slot()) return *slot;
     if (forget_expired()) continue;
     drain_accesses();
     memory_.look_at_pins();
-    if (evict(0, 1, StoreCounters::kEvictedInPut) == 0) break;
+    const Slot on_ssd = table_->ssd_objects() > 0 ? table_->ssd_victim(only_on_ssd) : kNoSlot;
+    const Slot slot = on_ssd != kNoSlot ? on_ssd : next_victim();
+    if (slot == kNoSlot) break;
+    counters_.add(on_ssd != kNoSlot ? StoreCounters::kSsdEvicted : StoreCounters::kEvicted);
+    counters_.add(StoreCounters::kEvictedInPut);
+    retire({give_up(slot)});
+    call_for_upkeep(!dropped_.empty());
   }
   counters_.add(StoreCounters::kPutsRefused);
   return {Code::kResourceExhausted, "the node holds " + std::to_string(table_->objects()) + " objects and has " +
@@ -61,25 +77,40 @@ bool LocalStoreImpl::could_fit(std::uint64_t bytes) const {
     const Held held = table_->entry(static_cast<Slot>((word >> 32) - 1)).held;
     if (held.tier == Tier::kDram) pinned += ArenaSet::rounded(held.bytes);
   }
+  // What is being written to SSD is held by the node itself, and will be free soon.
   return ArenaSet::rounded(bytes) <= memory_.arenas().free_bytes() + table_->dram_bytes() - pinned;
 }
 
-// Gives up objects until they had so many bytes; at least one. By the pins as last looked at. The count of objects.
-std::uint64_t LocalStoreImpl::evict(std::uint64_t bytes, std::size_t most_objects, StoreCounters::Id why) {
+Slot LocalStoreImpl::next_victim() {
+  return table_->victim([this](Slot slot) { return !memory_.pinned(table_->pin_word_of(slot)); });
+}
+
+// What the SSD log has, too, stays there; the rest is given up.
+Retired LocalStoreImpl::leave_memory(Slot slot) {
+  const std::uint64_t bytes = ArenaSet::rounded(table_->entry(slot).held.bytes);
+  if (table_->log_place(slot)) {
+    counters_.add(StoreCounters::kDemoted);
+    counters_.add(StoreCounters::kDemotedBytes, bytes);
+    return table_->move_to_ssd(slot);
+  }
+  counters_.add(StoreCounters::kEvicted);
+  counters_.add(StoreCounters::kEvictedBytes, bytes);
+  if (ssd_ && !table_->records().extra(slot)) counters_.add(StoreCounters::kSsdSkipped);
+  return give_up(slot);
+}
+
+// Frees memory by objects until they had so many bytes; at least one. By the pins as last looked at. The count of
+// objects.
+std::uint64_t LocalStoreImpl::evict(std::uint64_t bytes, std::size_t most_objects) {
   std::vector<Retired> batch;
   std::uint64_t freed = 0;
-  const auto may_take = [this](Slot slot) { return !memory_.pinned(table_->pin_word_of(slot)); };
   while (batch.size() < most_objects && (batch.empty() || freed < bytes)) {
-    const Slot slot = table_->victim(may_take);
+    const Slot slot = next_victim();
     if (slot == kNoSlot) break;
-    if (on_dropped_) dropped_.push_back(table_->id(slot));
-    batch.push_back(table_->erase(slot));
+    batch.push_back(leave_memory(slot));
     freed += ArenaSet::rounded(batch.back().bytes);
   }
   const std::uint64_t objects = batch.size();
-  counters_.add(StoreCounters::kEvicted, objects);
-  counters_.add(StoreCounters::kEvictedBytes, freed);
-  if (why != StoreCounters::kEvicted) counters_.add(why, objects);
   retire(std::move(batch));
   call_for_upkeep(!dropped_.empty());
   return objects;
@@ -92,10 +123,7 @@ void LocalStoreImpl::retire(std::vector<Retired> batch) {
 bool LocalStoreImpl::forget_expired() {
   const std::vector<Slot> due = table_->take_expired(monotonic_ms());
   std::vector<Retired> batch;
-  for (const Slot slot : due) {
-    if (on_dropped_) dropped_.push_back(table_->id(slot));
-    batch.push_back(table_->erase(slot));
-  }
+  for (const Slot slot : due) batch.push_back(give_up(slot));
   retire(std::move(batch));
   counters_.add(StoreCounters::kExpired, due.size());
   return !due.empty();

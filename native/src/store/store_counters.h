@@ -29,6 +29,17 @@ class StoreCounters {
     kEvictedInPut,  // of these, because a put had to wait for room
     kKeptByPins,    // objects whose memory stayed in use by readers after they were gone
     kClientsGone,   // processes that ended without leaving
+    kDemoted,       // moved from memory to SSD
+    kDemotedBytes,
+    kDemotedRemote,  // taken by another node instead
+    kSsdHits,        // brought back from SSD
+    kSsdHitBytes,
+    kSsdWritten,  // objects appended to the log
+    kSsdSkipped,  // evicted although they belonged to SSD: it was too slow, full or failing
+    kSsdEvicted,  // given up there for want of room
+    kSsdErrors,
+    kSsdCorrupt,    // objects dropped because what was read was not what had been written
+    kSsdRecovered,  // found when the log was opened
     kCount,
   };
 

@@ -22,7 +22,11 @@ void LocalStoreImpl::upkeep() {
     look_after_leases();
     drain_accesses();
     memory_.reclaim();
-    evict_to_low_water(lock);
+    if (tiers()) {
+      if (above_high_water()) call_for_tiering();
+    } else {
+      evict_to_low_water(lock);
+    }
     look_after_clients(lock);
     look_after_ended_sessions(lock);
     report_dropped(lock);
@@ -41,7 +45,7 @@ void LocalStoreImpl::evict_to_low_water(Lock& lock) {
   if (!above_high_water()) return;
   while (!closed_ && used_bytes() > low_water_) {
     memory_.look_at_pins();
-    if (evict(used_bytes() - low_water_, kObjectsPerStep, StoreCounters::kEvicted) == 0) return;
+    if (evict(used_bytes() - low_water_, kObjectsPerStep) == 0) return;
     lock.unlock();
     lock.lock();
   }

@@ -1,0 +1,172 @@
+#include "store/ssd_tier.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "base/log.h"
+#include "store/object_attributes.h"
+
+namespace kvferry::store {
+namespace {
+
+constexpr milliseconds kFirstPause{250};
+constexpr milliseconds kLongestPause{16000};
+constexpr double kMostLive = 0.85;  // of the capacity; what is above it may cost much compaction
+
+// What tells of the disk, not of one object.
+bool is_failure(const Status& status) {
+  switch (status.code()) {
+    case Code::kOk:
+    case Code::kStale:
+    case Code::kNotFound:
+    case Code::kDataCorrupt:
+    case Code::kOutOfRange:
+    case Code::kInvalidArgument:
+    case Code::kResourceExhausted:
+      return false;
+    default:
+      return true;
+  }
+}
+
+std::optional<SsdObject> object_of(const LogRecord& record) {
+  auto attributes = decode_attributes(record.attributes);
+  if (!attributes || record.id.is_nil() || record.key.size() > kMaxKeyBytes) return std::nullopt;
+  SsdObject found;
+  found.object = std::move(attributes->object);
+  found.object.id = record.id;
+  found.object.key = record.key;
+  found.object.bytes = record.bytes;
+  found.digest = record.digest;
+  if (attributes->expires_wall_ms == kNoWallExpiry) return found;
+  const std::uint64_t now_ms = wall_ms();
+  if (attributes->expires_wall_ms <= now_ms) return std::nullopt;
+  found.expires_in = milliseconds(attributes->expires_wall_ms - now_ms);
+  return found;
+}
+
+}  // namespace
+
+Result<std::unique_ptr<SsdTier>> SsdTier::open(const NodeOptions& options, std::shared_ptr<log::Disk> disk,
+                                               const Callbacks& callbacks, StoreCounters& counters) {
+  LogOptions log_options;
+  log_options.directory = options.ssd_directory;
+  log_options.capacity = options.ssd_bytes;
+  log_options.sync = options.ssd_sync;
+  log_options.disk = std::move(disk);
+  log_options.moved = callbacks.moved;
+  std::vector<LogErase> unwanted;
+  auto log = Log::open(std::move(log_options), [&](const LogRecord& record, const LogPlace& place) {
+    const auto object = object_of(record);
+    const bool wanted = object && callbacks.recovered(*object, place);
+    if (wanted) counters.add(StoreCounters::kSsdRecovered);
+    if (!wanted) unwanted.push_back({record.id, place});
+  });
+  if (!log.ok()) return log.status().with_context("SSD tier");
+  std::unique_ptr<SsdTier> tier(new SsdTier(counters));
+  tier->log_ = std::move(*log);
+  // What fails now is unwanted the next time, too.
+  (void)tier->erase(std::move(unwanted), Clock::now() + std::chrono::seconds(30));
+  return tier;
+}
+
+bool SsdTier::usable() const {
+  const std::lock_guard lock(mutex_);
+  return Clock::now() >= left_alone_until_;
+}
+
+std::optional<std::string> SsdTier::trouble() const {
+  {
+    const std::lock_guard lock(mutex_);
+    if (!failure_.ok()) return "ssd: " + failure_.to_string();
+  }
+  const std::string background = log_->trouble().to_string();
+  const std::lock_guard lock(mutex_);
+  if (background == overcome_) return std::nullopt;
+  return "ssd: " + background;
+}
+
+std::uint64_t SsdTier::most_live_bytes() const {
+  return static_cast<std::uint64_t>(static_cast<double>(log_->usage().capacity) * kMostLive);
+}
+
+void SsdTier::note(const Status& status) {
+  const std::lock_guard lock(mutex_);
+  if (!is_failure(status)) {
+    if (status.ok() && !failure_.ok()) {
+      log_event(LogLevel::kWarning, "ssd_tier_recovered");
+      failure_ = {};
+      failures_ = 0;
+      left_alone_until_ = {};
+    }
+    return;
+  }
+  counters_.add(StoreCounters::kSsdErrors);
+  if (failure_.ok()) log_event(LogLevel::kWarning, "ssd_tier_degraded", {{"status", status}});
+  failure_ = status;
+  const milliseconds pause = std::min(kLongestPause, kFirstPause * (1 << std::min(failures_, 6)));
+  if (Clock::now() >= left_alone_until_) ++failures_;
+  left_alone_until_ = Clock::now() + pause;
+}
+
+std::vector<Result<LogPlace>> SsdTier::append(std::span<const Write> writes, Deadline deadline) {
+  std::vector<std::string> attributes;
+  attributes.reserve(writes.size());
+  std::vector<LogWrite> records;
+  for (const Write& write : writes) {
+    const SsdObject& from = write.object;
+    const auto in_ms = from.expires_in.value_or(milliseconds(0)).count();
+    attributes.push_back(encode_attributes(
+        from.object, from.expires_in ? wall_ms() + static_cast<std::uint64_t>(in_ms) : kNoWallExpiry));
+    records.push_back({{from.object.id, from.object.key, from.object.bytes, from.digest, attributes.back()},
+                       write.pieces});
+  }
+  auto places = log_->append_batch(records, deadline);
+  // The worst of them tells.
+  Status worst;
+  for (const Result<LogPlace>& place : places) {
+    if (!place.ok() && (worst.ok() || is_failure(place.status()))) worst = place.status();
+  }
+  note(worst);
+  if (!worst.ok()) return places;
+  // It writes again, so what went wrong in the background before is over.
+  const std::string background = log_->trouble().to_string();
+  const std::lock_guard lock(mutex_);
+  overcome_ = background;
+  return places;
+}
+
+Status SsdTier::read(const ObjectId& id, const LogPlace& place, const std::vector<std::span<std::byte>>& targets,
+                     Deadline deadline) {
+  std::vector<LogRead> reads;
+  std::uint64_t offset = 0;
+  for (const std::span<std::byte> target : targets) {
+    reads.push_back({place, id, offset, target});
+    offset += target.size();
+  }
+  if (reads.empty()) return {};  // no bytes
+  for (const Status& status : log_->read_batch(reads, deadline)) {
+    if (status.ok()) continue;
+    // Whoever asked had no more time; that tells nothing of the disk.
+    if (status.code() != Code::kDeadlineExceeded) note(status);
+    return status;
+  }
+  note({});
+  return {};
+}
+
+std::vector<LogErase> SsdTier::erase(std::vector<LogErase> erases, Deadline deadline) {
+  if (erases.empty()) return {};
+  const std::vector<Status> results = log_->erase_batch(erases, deadline);
+  std::vector<LogErase> failed;
+  Status worst;
+  for (std::size_t i = 0; i < erases.size(); ++i) {
+    if (!is_failure(results[i])) continue;
+    failed.push_back(erases[i]);
+    worst = results[i];
+  }
+  note(worst);
+  return failed;
+}
+
+}  // namespace kvferry::store

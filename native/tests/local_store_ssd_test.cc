@@ -1,0 +1,338 @@
+// The SSD tier of a node's store: what goes there, what comes back, and what a disk that is slow, full or broken costs.
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <filesystem>
+#include <fstream>
+#include <memory>
+#include <thread>
+
+#include "log_fixture.h"
+#include "store_fixture.h"
+
+namespace kvferry::store {
+namespace {
+
+using kvferry::testing::FaultyDisk;
+using kvferry::testing::TemporaryFolder;
+using testing::digest_for;
+using testing::eventually;
+using testing::id_of;
+using testing::soon;
+using testing::StoreOnMemory;
+
+constexpr std::uint64_t kMiB = 1u << 20;
+
+class SsdStore : public ::testing::Test {
+ protected:
+  NodeOptions options(std::uint64_t dram_bytes = 4 * kMiB, std::uint64_t ssd_bytes = 128 * kMiB) const {
+    NodeOptions options;
+    options.dram_bytes = dram_bytes;
+    options.max_objects = 4096;
+    options.policy = PolicyKind::kLru;
+    options.ssd_directory = folder_.file("ssd");
+    options.ssd_bytes = ssd_bytes;
+    return options;
+  }
+  void open(const NodeOptions& options) {
+    node_.reset();
+    node_ = std::make_unique<StoreOnMemory>(options, 1, disk_);
+  }
+  StoreOnMemory& node() { return *node_; }
+  std::uint64_t counter(const std::string& name) const { return node_->counter(name); }
+  Tier tier_of(std::uint64_t number) const { return (*node_)->find(id_of(number))->tier; }
+  // Pins, looks at every byte, unpins.
+  bool reads_right(std::uint64_t number, std::uint64_t version = 0) const {
+    const auto pinned = (*node_)->pin(1, id_of(number), soon());
+    EXPECT_TRUE(pinned.ok()) << number << ": " << pinned.status().to_string();
+    if (!pinned.ok()) return false;
+    const bool right = node_->intact(id_of(number), pinned->places, version);
+    return (*node_)->unpin(1, pinned->pin) && right;
+  }
+  void put_all(std::uint64_t count, std::uint64_t bytes) {
+    for (std::uint64_t number = 0; number < count; ++number) {
+      const Status status = node_->put(number, bytes);
+      ASSERT_TRUE(status.ok()) << number << ": " << status.to_string();
+    }
+  }
+
+  TemporaryFolder folder_;
+  std::shared_ptr<FaultyDisk> disk_;
+  std::unique_ptr<StoreOnMemory> node_;
+};
+
+TEST_F(SsdStore, KeepsWhatMemoryHasNoRoomFor) {
+  open(options());
+  put_all(32, kMiB);
+  EXPECT_EQ(node()->stats().objects, 32u) << counter("ssd_skipped_total");
+  EXPECT_LE(node()->stats().dram_objects, 4u);
+  EXPECT_GE(node()->stats().ssd_used, 28 * kMiB);
+  for (std::uint64_t number = 0; number < 32; ++number) EXPECT_TRUE(reads_right(number)) << number;
+  EXPECT_GE(counter("ssd_hits_total"), 28u);
+  // What was brought back is on SSD, too: letting go of it again writes nothing.
+  const std::uint64_t written = counter("ssd_written_total");
+  EXPECT_LE(written, 32u);
+  for (std::uint64_t number = 0; number < 32; ++number) EXPECT_TRUE(reads_right(number)) << number;
+  EXPECT_LE(counter("ssd_written_total"), 32u);
+  EXPECT_EQ(counter("evicted_total"), 0u);
+}
+
+TEST_F(SsdStore, TellsClientsWhereTheBytesAre) {
+  open(options());
+  const auto client = node().new_client();
+  put_all(16, kMiB);
+  ASSERT_TRUE(eventually([&] { return client->find(id_of(0))->tier == Tier::kSsd; }));
+  EXPECT_EQ(client->find(id_of(0))->digest, digest_for(id_of(0)));
+  const auto in_place = client->pin(id_of(0));
+  ASSERT_TRUE(in_place.ok());
+  EXPECT_FALSE(*in_place);
+  const auto pinned = node()->pin(1, id_of(0), soon());
+  ASSERT_TRUE(pinned.ok());
+  EXPECT_EQ(client->find(id_of(0))->tier, Tier::kDram);
+  EXPECT_TRUE(*client->pin(id_of(0)));
+}
+
+TEST_F(SsdStore, FindsItsObjectsAgain) {
+  NodeOptions with_write_through = options();
+  with_write_through.ssd_write = WriteMode::kWriteThrough;
+  open(with_write_through);
+  for (std::uint64_t number = 0; number < 12; ++number) {
+    NewObject object = StoreOnMemory::object(number, 100000 + number);
+    object.tenant = "tenant";
+    object.tags = {"even", std::string(255, 't')};
+    object.replicas = 3;
+    object.parent = id_of(number + 1);
+    object.depth = 7;
+    if (number == 1) object.expires_in = std::chrono::hours(1);
+    if (number == 2) object.expires_in = milliseconds(200);
+    ASSERT_TRUE(node().put(object).ok());
+  }
+  ASSERT_TRUE(node().put(100, 0).ok());
+  EXPECT_TRUE(node()->remove(id_of(3)));
+  ASSERT_TRUE(eventually([&] { return counter("ssd_written_total") >= 12; }));
+  EXPECT_EQ(tier_of(5), Tier::kDram);
+  std::this_thread::sleep_for(milliseconds(250));
+  open(options());
+  EXPECT_EQ(node()->stats().objects, 11u);
+  EXPECT_EQ(node()->stats().ssd_objects, 11u);
+  EXPECT_EQ(counter("ssd_recovered_total"), 11u);
+  EXPECT_FALSE(node().has(2) || node().has(3));
+  EXPECT_EQ(node()->find(id_of(100))->bytes, 0u);
+  EXPECT_TRUE(reads_right(100));
+  for (const std::uint64_t number : {0u, 1u, 4u, 11u}) {
+    EXPECT_TRUE(reads_right(number));
+    const auto object = node()->describe(id_of(number));
+    ASSERT_TRUE(object);
+    EXPECT_EQ(object->key, testing::key_of(number));
+    EXPECT_EQ(object->tenant, "tenant");
+    EXPECT_EQ(object->tags, (std::vector<std::string>{"even", std::string(255, 't')}));
+    EXPECT_EQ(object->replicas, 3u);
+    EXPECT_EQ(object->parent, id_of(number + 1));
+    EXPECT_EQ(object->depth, 7u);
+    EXPECT_EQ(object->expires_in.has_value(), number == 1);
+    EXPECT_EQ(node()->find(id_of(number))->digest, digest_for(id_of(number)));
+  }
+  EXPECT_LE(*node()->describe(id_of(1))->expires_in, std::chrono::hours(1));
+  EXPECT_GT(*node()->describe(id_of(1))->expires_in, std::chrono::minutes(55));
+  EXPECT_EQ(node()->with_tag("tenant", "even").size(), 10u);
+  EXPECT_EQ(node()->reserve(1, StoreOnMemory::object(4, 100004), soon())->existing->tier, Tier::kDram);
+}
+
+TEST_F(SsdStore, RemovedObjectsStayRemoved) {
+  open(options());
+  put_all(16, kMiB);
+  ASSERT_TRUE(eventually([&] { return tier_of(0) == Tier::kSsd; }));
+  EXPECT_TRUE(node()->remove(id_of(0)));
+  EXPECT_EQ(node()->pin(1, id_of(0), soon()).status().code(), Code::kNotFound);
+  // As after kill -9: the log is opened as it is now.
+  const std::string copy = folder_.file("copy");
+  std::filesystem::copy(folder_.file("ssd"), copy);
+  NodeOptions elsewhere = options();
+  elsewhere.ssd_directory = copy;
+  const StoreOnMemory again(elsewhere);
+  EXPECT_FALSE(again.has(0));
+  EXPECT_TRUE(again.has(1));
+}
+
+TEST_F(SsdStore, BringsBackAheadOfTime) {
+  open(options());
+  put_all(16, kMiB);
+  ASSERT_TRUE(eventually([&] { return tier_of(0) == Tier::kSsd && tier_of(1) == Tier::kSsd; }));
+  const std::vector<ObjectId> ids{id_of(0), id_of(1), id_of(999)};
+  node()->prefetch(ids);
+  EXPECT_TRUE(eventually([&] { return tier_of(0) == Tier::kDram && tier_of(1) == Tier::kDram; }));
+}
+
+TEST_F(SsdStore, ReadsAnObjectOnceForAllThatAsk) {
+  open(options());
+  put_all(16, kMiB);
+  ASSERT_TRUE(eventually([&] { return tier_of(0) == Tier::kSsd; }));
+  const std::uint64_t before = counter("ssd_hits_total");
+  std::vector<std::thread> readers;
+  for (int i = 0; i < 8; ++i) readers.emplace_back([&] { EXPECT_TRUE(reads_right(0)); });
+  for (std::thread& reader : readers) reader.join();
+  EXPECT_EQ(counter("ssd_hits_total"), before + 1);
+}
+
+TEST_F(SsdStore, GivesUpOldObjectsWhenTheDiskIsFull) {
+  open(options(4 * kMiB, 32 * kMiB));
+  std::atomic<std::uint64_t> dropped{0};
+  node()->on_dropped([&](std::span<const ObjectId> ids) { dropped += ids.size(); });
+  put_all(100, kMiB);
+  EXPECT_GT(counter("ssd_evicted_total"), 40u);
+  EXPECT_GT(node()->stats().ssd_objects, 8u);
+  EXPECT_LE(node()->stats().ssd_used, 32 * kMiB);
+  EXPECT_TRUE(eventually([&] { return dropped + node()->stats().objects == 100; }));
+  std::uint64_t right = 0;
+  for (std::uint64_t number = 0; number < 100; ++number) {
+    if (node().has(number)) right += reads_right(number) ? 1u : 0u;
+  }
+  EXPECT_GT(right, 8u);
+  EXPECT_TRUE(node()->check().ok());
+}
+
+TEST_F(SsdStore, DropsWhatADeadDiskDoesNotTake) {
+  disk_ = std::make_shared<FaultyDisk>();
+  open(options());
+  put_all(8, kMiB);
+  disk_->fail_requests([](IoRequest*) { return std::optional<std::int64_t>(-EIO); });
+  disk_->fail_files([](const std::string&, const std::string& path) { return Status(Code::kUnavailable, path); });
+  const auto start = Clock::now();
+  for (std::uint64_t number = 100; number < 200; ++number) ASSERT_TRUE(node().put(number, kMiB).ok());
+  // It waits for a disk a few times, not for each object.
+  EXPECT_LT(Clock::now() - start, std::chrono::seconds(20));
+  EXPECT_GT(counter("ssd_skipped_total"), 80u);
+  EXPECT_GT(counter("ssd_errors_total"), 0u);
+  const auto degraded = node()->stats().degraded;
+  ASSERT_EQ(degraded.size(), 1u);
+  EXPECT_TRUE(degraded[0].starts_with("ssd: ")) << degraded[0];
+  EXPECT_TRUE(reads_right(199));
+
+  disk_->heal();
+  std::uint64_t number = 200;
+  EXPECT_TRUE(eventually([&] {
+    EXPECT_TRUE(node().put(++number, kMiB).ok());
+    return node()->stats().degraded.empty();
+  }));
+  EXPECT_TRUE(node()->check().ok());
+}
+
+TEST_F(SsdStore, DropsWhatASlowDiskDoesNotTakeInTime) {
+  disk_ = std::make_shared<FaultyDisk>();
+  open(options());
+  put_all(3, kMiB);
+  std::atomic<bool> slow{true};
+  disk_->fail_requests([&](IoRequest*) {
+    while (slow) std::this_thread::sleep_for(milliseconds(1));
+    return std::optional<std::int64_t>();
+  });
+  const auto start = Clock::now();
+  for (std::uint64_t number = 100; number < 104; ++number) ASSERT_TRUE(node().put(number, kMiB).ok());
+  EXPECT_LT(Clock::now() - start, std::chrono::seconds(10));
+  EXPECT_GT(counter("ssd_skipped_total"), 0u);
+  slow = false;
+  EXPECT_TRUE(reads_right(103));
+}
+
+TEST_F(SsdStore, TellsWhenItCannotRead) {
+  disk_ = std::make_shared<FaultyDisk>();
+  open(options());
+  put_all(16, kMiB);
+  ASSERT_TRUE(eventually([&] { return tier_of(0) == Tier::kSsd; }));
+  disk_->fail_requests([](IoRequest*) { return std::optional<std::int64_t>(-EIO); });
+  const Status failed = node()->pin(1, id_of(0), soon()).status();
+  EXPECT_FALSE(failed.ok());
+  EXPECT_NE(failed.code(), Code::kDataCorrupt) << failed.to_string();
+  EXPECT_TRUE(node()->check().ok());
+  disk_->heal();
+  EXPECT_TRUE(reads_right(0));
+}
+
+TEST_F(SsdStore, ForgetsObjectsWhoseBytesRotted) {
+  open(options());
+  std::atomic<std::uint64_t> dropped{0};
+  node()->on_dropped([&](std::span<const ObjectId> ids) { dropped += ids.size(); });
+  put_all(16, kMiB);
+  ASSERT_TRUE(eventually([&] { return tier_of(0) == Tier::kSsd; }));
+  for (const std::string& path : kvferry::testing::segment_files(folder_.file("ssd"))) {
+    std::fstream file(path, std::ios::in | std::ios::out | std::ios::binary);
+    for (std::uint64_t at = 8192; at < std::filesystem::file_size(path); at += 4096) {
+      file.seekp(static_cast<std::streamoff>(at));
+      file.put('x');
+    }
+  }
+  EXPECT_EQ(node()->pin(1, id_of(0), soon()).status().code(), Code::kDataCorrupt);
+  EXPECT_FALSE(node().has(0));
+  EXPECT_EQ(node()->pin(1, id_of(0), soon()).status().code(), Code::kNotFound);
+  EXPECT_GE(counter("ssd_corrupt_total"), 1u);
+  EXPECT_TRUE(eventually([&] { return dropped >= 1; }));
+  EXPECT_TRUE(node().put(0, kMiB).ok());
+  EXPECT_TRUE(reads_right(0));
+}
+
+TEST_F(SsdStore, AsksAnotherNodeFirst) {
+  NodeOptions remote = options();
+  remote.demote_to_remote = true;
+  open(remote);
+  std::atomic<std::uint64_t> asked{0}, dropped{0};
+  node()->on_demote([&](const ObjectId&) { return ++asked % 2 == 1; });
+  node()->on_dropped([&](std::span<const ObjectId> ids) { dropped += ids.size(); });
+  put_all(32, kMiB);
+  EXPECT_TRUE(eventually([&] { return dropped == counter("demoted_remote_total") && dropped > 8; }));
+  EXPECT_EQ(node()->stats().objects + dropped, 32u);
+  EXPECT_GT(node()->stats().ssd_objects, 8u);
+}
+
+TEST_F(SsdStore, RefusesADirectoryThatItCannotUse) {
+  std::ofstream(folder_.file("ssd")) << "a file";
+  testing::SharedBlock index(LocalStore::index_bytes(options())), pins(LocalStore::pins_bytes(options())), arena(kMiB);
+  LocalStoreOptions local;
+  local.arenas = {arena.span()};
+  local.index = index.span();
+  local.pins = pins.span();
+  local.node = options();
+  const auto refused = LocalStore::create(std::move(local));
+  ASSERT_FALSE(refused.ok());
+  EXPECT_NE(refused.status().message().find(folder_.file("ssd")), std::string::npos) << refused.status().to_string();
+}
+
+// Writers, readers that bring back, removals and prefetches at once, with everything checked.
+TEST_F(SsdStore, StaysRightUnderLoad) {
+  constexpr std::uint64_t kNumbers = 200;
+  open(options(2 * kMiB, 32 * kMiB));
+  std::atomic<bool> stop{false};
+  std::atomic<std::uint64_t> puts{0}, hits{0}, wrong{0};
+  std::vector<std::thread> threads;
+  for (std::uint64_t thread = 1; thread <= 2; ++thread) {
+    threads.emplace_back([&, thread] {
+      for (std::uint64_t step = thread << 32; !stop; ++step) {
+        const std::uint64_t number = step * 7919 % kNumbers;
+        if (step % 5 == 0) (void)node()->remove(id_of(number));
+        const Status status = node().put(StoreOnMemory::object(number, 1 + number * 977 % 60000), step, thread);
+        if (status.ok()) ++puts;
+        EXPECT_TRUE(status.ok() || status.code() == Code::kConflict || status.code() == Code::kResourceExhausted)
+            << status.to_string();
+      }
+    });
+    threads.emplace_back([&, thread] {
+      for (std::uint64_t step = 0; !stop; ++step) {
+        const ObjectId id = id_of(step * (6007 + thread) % kNumbers);
+        if (step % 50 == 0) node()->prefetch(std::span(&id, 1));
+        const auto pinned = node()->pin(thread, id, soon());
+        if (!pinned.ok()) continue;
+        if (!node().intact(id, pinned->places, pinned->held.digest.hi ^ id.hi)) ++wrong;
+        if (!node()->unpin(thread, pinned->pin)) ++wrong;
+        ++hits;
+      }
+    });
+  }
+  EXPECT_TRUE(eventually([&] { return puts > 1500 && hits > 1500 && counter("ssd_hits_total") > 100; }))
+      << puts << " " << hits << " " << counter("ssd_hits_total");
+  stop = true;
+  for (std::thread& thread : threads) thread.join();
+  EXPECT_EQ(wrong, 0u);
+  EXPECT_TRUE(node()->stats().degraded.empty());
+}
+
+}  // namespace
+}  // namespace kvferry::store
