@@ -108,14 +108,21 @@ TEST_F(SsdStore, FindsItsObjectsAgain) {
     ASSERT_TRUE(node().put(object).ok());
   }
   ASSERT_TRUE(node().put(100, 0).ok());
+  NewObject wordy = StoreOnMemory::object(101, 1);  // as much beside its bytes as an object may have
+  wordy.key = std::string(kMaxKeyBytes, 'k');
+  wordy.tenant = std::string(kMaxTenantBytes, 't');
+  wordy.tags.assign(16, std::string(255, 't'));
+  ASSERT_TRUE(node().put(wordy).ok());
   EXPECT_TRUE(node()->remove(id_of(3)));
-  ASSERT_TRUE(eventually([&] { return counter("ssd_written_total") >= 12; }));
+  ASSERT_TRUE(eventually([&] { return counter("ssd_written_total") >= 13; }));
   EXPECT_EQ(tier_of(5), Tier::kDram);
   std::this_thread::sleep_for(milliseconds(250));
   open(options());
-  EXPECT_EQ(node()->stats().objects, 11u);
-  EXPECT_EQ(node()->stats().ssd_objects, 11u);
-  EXPECT_EQ(counter("ssd_recovered_total"), 11u);
+  EXPECT_EQ(node()->stats().objects, 12u);
+  EXPECT_EQ(node()->stats().ssd_objects, 12u);
+  EXPECT_EQ(counter("ssd_recovered_total"), 12u);
+  EXPECT_EQ(node()->describe(id_of(101))->tags, wordy.tags);
+  EXPECT_EQ(node()->describe(id_of(101))->key, wordy.key);
   EXPECT_FALSE(node().has(2) || node().has(3));
   EXPECT_EQ(node()->find(id_of(100))->bytes, 0u);
   EXPECT_TRUE(reads_right(100));

@@ -20,7 +20,7 @@ namespace kvferry::store::log {
 inline constexpr std::uint32_t kFormatVersion = 1;
 inline constexpr std::uint64_t kUnit = 4096;            // files are read and written in multiples of it
 inline constexpr std::uint64_t kChunkBytes = 64 << 10;  // of a payload, each with a checksum of its own
-inline constexpr std::size_t kMaxAttributeBytes = 4096;
+inline constexpr std::size_t kMaxAttributeBytes = 8192;
 inline constexpr std::uint32_t kMaxGroupRecords = 4096;
 inline constexpr std::uint64_t kMaxSegmentBytes = 1ull << 44;
 

@@ -29,7 +29,7 @@ struct LogRecord {
   std::string_view key;
   std::uint64_t bytes = 0;
   ContentDigest digest;
-  std::string_view attributes;  // the caller's, at most 4 KiB
+  std::string_view attributes;  // the caller's, at most 8 KiB
 };
 
 struct LogPlace {  // where a record is; holds until it is erased or moved, in this process

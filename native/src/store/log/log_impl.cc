@@ -93,7 +93,7 @@ Status LogImpl::check(const LogWrite& write) const {
     return Status(Code::kInvalidArgument, "log: object " + write.record.id.to_string() + ": " + what);
   };
   if (write.record.key.size() > kMaxKeyBytes) return wrong("its key is longer than 1 KiB");
-  if (write.record.attributes.size() > kMaxAttributeBytes) return wrong("its attributes are longer than 4 KiB");
+  if (write.record.attributes.size() > kMaxAttributeBytes) return wrong("its attributes are longer than 8 KiB");
   std::uint64_t bytes = 0;
   for (const auto& piece : write.pieces) bytes += piece.size();
   if (bytes != write.record.bytes) {
