@@ -254,7 +254,7 @@ INSTANTIATE_TEST_SUITE_P(Settings, LocalStoreModel,
                                            Setting{PolicyKind::kPrefix, true, WriteMode::kWriteThrough}),
                          [](const auto& which) {
                            const Setting& setting = which.param;
-                           const char* const tier = !setting.ssd                                     ? ""
+                           const char* const tier = !setting.ssd                             ? ""
                                                     : setting.write == WriteMode::kWriteBack ? "WriteBack"
                                                                                              : "WriteThrough";
                            return "Policy" + std::to_string(static_cast<int>(setting.policy)) + tier;

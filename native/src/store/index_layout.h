@@ -1,5 +1,5 @@
-// What the index of a node's objects looks like in shared memory: docs/store-node.md, "The index", byte by byte. The node
-// writes it, clients on its host map it to read.
+// What the index of a node's objects looks like in shared memory: docs/store-node.md, "The index", byte by byte. The
+// node writes it, clients on its host map it to read.
 //
 // There is no moment at which the index is not in order, so that a node that stopped or died in the middle of a change
 // keeps nobody waiting: every change is one store of one word that readers look at (a bucket's head, a slot's state or

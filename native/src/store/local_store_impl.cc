@@ -134,8 +134,8 @@ Result<Reserved> LocalStoreImpl::reserve(Session session, const NewObject& objec
     memory_.give_back(reserved.places, object.bytes);
     return slot.status();
   }
-  reserved.put = puts_.add(
-      {session, object, *slot, reserved.places, deadline_in(options_.reservation_lease), /*ended=*/false});
+  reserved.put =
+      puts_.add({session, object, *slot, reserved.places, deadline_in(options_.reservation_lease), /*ended=*/false});
   call_for_upkeep(above_high_water());
   return reserved;
 }

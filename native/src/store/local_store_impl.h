@@ -138,13 +138,13 @@ class LocalStoreImpl final : public LocalStore {
   std::shared_ptr<const DemoteCallback> on_demote_;
 
   bool tiering_called_ = false;
-  std::uint64_t wanted_bytes_ = 0;     // that puts wait for
-  std::uint64_t tiering_rounds_ = 0;   // grows with each batch that went out
-  std::uint64_t loading_bytes_ = 0;    // memory for objects that are being read in
-  int full_rounds_ = 0;                // in which the log took nothing for want of room
+  std::uint64_t wanted_bytes_ = 0;                                   // that puts wait for
+  std::uint64_t tiering_rounds_ = 0;                                 // grows with each batch that went out
+  std::uint64_t loading_bytes_ = 0;                                  // memory for objects that are being read in
+  int full_rounds_ = 0;                                              // in which the log took nothing for want of room
   std::unordered_map<ObjectId, std::optional<LogPlace>> appending_;  // and where the log moved them meanwhile
   std::unordered_set<ObjectId> loading_;
-  std::deque<ObjectId> unwritten_;   // of kWriteThrough
+  std::deque<ObjectId> unwritten_;  // of kWriteThrough
   std::deque<ObjectId> prefetches_;
   std::vector<LogErase> log_erases_;
 

@@ -1,5 +1,5 @@
-// What a record of the SSD log keeps of an object besides its key and bytes. Times are of the wall clock there, since no
-// other one goes on when the host starts again.
+// What a record of the SSD log keeps of an object besides its key and bytes. Times are of the wall clock there, since
+// no other one goes on when the host starts again.
 #pragma once
 
 #include <cstdint>

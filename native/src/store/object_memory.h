@@ -42,7 +42,9 @@ class ObjectMemory {
   // The node itself reads an object's memory. One hold for each at most.
   void hold(std::uint64_t pin_word) { holds_.insert(pin_word); }
   void drop(std::uint64_t pin_word) { holds_.erase(pin_word); }
-  const std::vector<std::uint64_t>& seen_pins() const { return seen_; }  // sorted, each once; leases included, holds not
+  const std::vector<std::uint64_t>& seen_pins() const {
+    return seen_;
+  }  // sorted, each once; leases included, holds not
 
   std::size_t count_pinned() const;  // objects, those in limbo included
   std::uint32_t clients() const { return pages_.clients(); }

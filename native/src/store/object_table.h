@@ -75,7 +75,7 @@ class ObjectTable {
   std::uint64_t objects() const { return dram_objects_ + ssd_objects_; }
   std::uint64_t dram_objects() const { return dram_objects_; }
   std::uint64_t ssd_objects() const { return ssd_objects_; }
-  std::uint64_t logged() const { return logged_; }  // those that are in memory, too, included
+  std::uint64_t logged() const { return logged_; }          // those that are in memory, too, included
   std::uint64_t dram_bytes() const { return dram_bytes_; }  // rounded as the arenas do
   std::uint64_t index_bytes() const { return index_.bytes(); }
   std::uint64_t memory_bytes() const;  // of everything, the index included
@@ -103,7 +103,7 @@ class ObjectTable {
   std::unique_ptr<EvictionPolicy> dram_policy_;  // of what is in memory
   std::unique_ptr<EvictionPolicy> ssd_policy_;   // of what is in the log
   std::deque<LogSlot> log_slots_;                // by slot, as far as any is in the log
-  std::deque<Slot> extras_;  // oldest first; some may be gone
+  std::deque<Slot> extras_;                      // oldest first; some may be gone
   std::uint64_t dram_objects_ = 0;
   std::uint64_t ssd_objects_ = 0;
   std::uint64_t logged_ = 0;

@@ -1,5 +1,5 @@
-// The memory in which clients of a host say what they read in place, a page of it for each: docs/store-node.md, "Pins", byte
-// by byte. A page is written by its client; the node reads it, and clears it when the client has gone.
+// The memory in which clients of a host say what they read in place, a page of it for each: docs/store-node.md, "Pins",
+// byte by byte. A page is written by its client; the node reads it, and clears it when the client has gone.
 #pragma once
 
 #include <atomic>

@@ -118,8 +118,8 @@ std::vector<Result<LogPlace>> SsdTier::append(std::span<const Write> writes, Dea
     const auto in_ms = from.expires_in.value_or(milliseconds(0)).count();
     attributes.push_back(encode_attributes(
         from.object, from.expires_in ? wall_ms() + static_cast<std::uint64_t>(in_ms) : kNoWallExpiry));
-    records.push_back({{from.object.id, from.object.key, from.object.bytes, from.digest, attributes.back()},
-                       write.pieces});
+    records.push_back(
+        {{from.object.id, from.object.key, from.object.bytes, from.digest, attributes.back()}, write.pieces});
   }
   auto places = log_->append_batch(records, deadline);
   // The worst of them tells.

@@ -49,7 +49,7 @@ class SsdTier {
 
   std::vector<LogErase> cheapest_to_erase() const { return log_->cheapest_to_erase(); }
   LogUsage usage() const { return log_->usage(); }
-  std::uint64_t most_live_bytes() const;   // of the payloads, so that the log can still compact
+  std::uint64_t most_live_bytes() const;       // of the payloads, so that the log can still compact
   std::optional<std::string> trouble() const;  // why it is degraded
   void close() { log_->close(); }
 
@@ -60,7 +60,7 @@ class SsdTier {
   StoreCounters& counters_;
   std::unique_ptr<Log> log_;
   mutable std::mutex mutex_;
-  Status failure_;  // the last one, OK since something worked
+  Status failure_;                               // the last one, OK since something worked
   std::string overcome_ = Status().to_string();  // trouble of the log's that is over, or none
   int failures_ = 0;
   Clock::time_point left_alone_until_{};

@@ -8,18 +8,9 @@ constexpr std::array<const char*, StoreCounters::kCount> kNames = {
     "puts_aborted_total",   "puts_refused_total",     "put_leases_ended_total", "pins_total",
     "pins_of_absent_total", "pin_leases_ended_total", "removed_total",          "expired_total",
     "evicted_total",        "evicted_bytes_total",    "evicted_in_put_total",   "kept_by_pins_total",
-    "clients_gone_total",
-    "demoted_total",
-    "demoted_bytes_total",
-    "demoted_remote_total",
-    "ssd_hits_total",
-    "ssd_hit_bytes_total",
-    "ssd_written_total",
-    "ssd_skipped_total",
-    "ssd_evicted_total",
-    "ssd_errors_total",
-    "ssd_corrupt_total",
-    "ssd_recovered_total",
+    "clients_gone_total",   "demoted_total",          "demoted_bytes_total",    "demoted_remote_total",
+    "ssd_hits_total",       "ssd_hit_bytes_total",    "ssd_written_total",      "ssd_skipped_total",
+    "ssd_evicted_total",    "ssd_errors_total",       "ssd_corrupt_total",      "ssd_recovered_total",
 };
 
 }  // namespace

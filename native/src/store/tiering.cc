@@ -156,8 +156,8 @@ void LocalStoreImpl::settle(std::vector<Departure>& batch, bool leave) {
     const bool there = table_->holds(departure.pin_word);
     const bool stored = note_place(departure);
     written |= stored;
-    const bool no_room = departure.place && !departure.place->ok() &&
-                         departure.place->status().code() == Code::kResourceExhausted;
+    const bool no_room =
+        departure.place && !departure.place->ok() && departure.place->status().code() == Code::kResourceExhausted;
     full |= no_room;
     if (!there || !leave || memory_.pinned(departure.pin_word)) continue;
     if (departure.taken) counters_.add(StoreCounters::kDemotedRemote);
