@@ -23,6 +23,17 @@ using testing::StoreOnMemory;
 
 constexpr std::uint64_t kMiB = 1u << 20;
 
+// As they are: somebody may be writing to them.
+void copy_folder(const std::string& from, const std::string& to) {
+  std::filesystem::create_directory(to);
+  std::filesystem::permissions(to, std::filesystem::perms::owner_all);
+  for (const auto& entry : std::filesystem::directory_iterator(from)) {
+    std::ifstream in(entry.path(), std::ios::binary);
+    std::ofstream out(std::filesystem::path(to) / entry.path().filename(), std::ios::binary);
+    if (std::filesystem::file_size(entry.path()) > 0) out << in.rdbuf();
+  }
+}
+
 class SsdStore : public ::testing::Test {
  protected:
   NodeOptions options(std::uint64_t dram_bytes = 4 * kMiB, std::uint64_t ssd_bytes = 128 * kMiB) const {
@@ -153,7 +164,7 @@ TEST_F(SsdStore, RemovedObjectsStayRemoved) {
   EXPECT_EQ(node()->pin(1, id_of(0), soon()).status().code(), Code::kNotFound);
   // As after kill -9: the log is opened as it is now.
   const std::string copy = folder_.file("copy");
-  std::filesystem::copy(folder_.file("ssd"), copy);
+  copy_folder(folder_.file("ssd"), copy);
   NodeOptions elsewhere = options();
   elsewhere.ssd_directory = copy;
   const StoreOnMemory again(elsewhere);
@@ -234,11 +245,12 @@ TEST_F(SsdStore, DropsWhatASlowDiskDoesNotTakeInTime) {
     return std::optional<std::int64_t>();
   });
   const auto start = Clock::now();
-  for (std::uint64_t number = 100; number < 104; ++number) ASSERT_TRUE(node().put(number, kMiB).ok());
+  // They wait for the slow batch once, not each for itself.
+  for (std::uint64_t number = 100; number < 180; ++number) ASSERT_TRUE(node().put(number, kMiB).ok());
   EXPECT_LT(Clock::now() - start, std::chrono::seconds(10));
   EXPECT_GT(counter("ssd_skipped_total"), 0u);
   slow = false;
-  EXPECT_TRUE(reads_right(103));
+  EXPECT_TRUE(reads_right(179));
 }
 
 TEST_F(SsdStore, TellsWhenItCannotRead) {

@@ -3,6 +3,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <atomic>
 #include <thread>
 
@@ -190,51 +191,71 @@ TEST(SharedIndex, SurvivesAnyBytes) {
 }
 
 // Half of the objects stay all the while, the others come and go through the same few chains and slots.
-TEST(SharedIndex, NeverHidesWhatIsThere) {
-  constexpr std::uint64_t kStaying = 48;
-  Index index(2 * kStaying);
-  for (std::uint64_t i = 0; i < kStaying; ++i) index.put(id_of(i), {{0, i * 64, 64}});
-  std::atomic<bool> stop{false};
+class ChangingIndex {
+ public:
+  ChangingIndex() : index_(2 * kStaying) {
+    for (std::uint64_t number = 0; number < kStaying; ++number) index_.put(id_of(number), one_place(number));
+  }
+
+  void look_at_all() {
+    for (std::uint64_t number = 0; number < 2 * kStaying; ++number) {
+      const auto found = index_.reader.find(id_of(number), 0);
+      if (number < kStaying && !found) ++wrong;
+      std::vector<Place> places;
+      if (!found || !index_.reader.places(*found, places)) continue;
+      const bool scattered = number >= kStaying && places == two_places(number);
+      if (found->held.digest != digest_for(id_of(number)) || (places != one_place(number) && !scattered)) ++wrong;
+      ++looks;
+    }
+  }
+  void change() {
+    state_ = state_ * 6364136223846793005ULL + 1442695040888963407ULL;
+    if (moving_.size() == kStaying || (!moving_.empty() && (state_ >> 60) < 8)) {
+      const std::size_t victim = (state_ >> 32) % moving_.size();
+      index_.erase(moving_[victim].second);
+      moving_[victim] = moving_.back();
+      moving_.pop_back();
+      return;
+    }
+    const std::uint64_t number = kStaying + (state_ >> 32) % kStaying;
+    if (index_.reader.find(id_of(number), 0)) return;
+    const bool scattered = (state_ >> 20) % 2 == 0 && index_.writer.has_list_for(2);
+    moving_.emplace_back(number, index_.put(id_of(number), scattered ? two_places(number) : one_place(number)));
+  }
+  bool has_what_it_should() const {
+    return std::all_of(moving_.begin(), moving_.end(), [&](const auto& entry) {
+      return index_.reader.find(id_of(entry.first), 0)->slot == entry.second;
+    });
+  }
+
   std::atomic<std::uint64_t> looks{0}, wrong{0};
+
+ private:
+  static constexpr std::uint64_t kStaying = 48;
+  static std::vector<Place> one_place(std::uint64_t number) { return {{0, number * 64, 64}}; }
+  static std::vector<Place> two_places(std::uint64_t number) {
+    return {{0, number * 64, 64}, {1, number * 64, number}};
+  }
+
+  Index index_;
+  std::vector<std::pair<std::uint64_t, std::uint32_t>> moving_;
+  std::uint64_t state_ = 1;
+};
+
+TEST(SharedIndex, NeverHidesWhatIsThere) {
+  ChangingIndex index;
+  std::atomic<bool> stop{false};
   std::vector<std::thread> readers;
   for (int thread = 0; thread < 2; ++thread) {
     readers.emplace_back([&] {
-      while (!stop) {
-        for (std::uint64_t i = 0; i < 2 * kStaying; ++i) {
-          const auto found = index.reader.find(id_of(i), 0);
-          if (i < kStaying && !found) ++wrong;
-          std::vector<Place> places;
-          if (!found || !index.reader.places(*found, places)) continue;
-          const bool right = found->held.digest == digest_for(id_of(i)) &&
-                             (places == std::vector<Place>{{0, i * 64, 64}} ||
-                              (i >= kStaying && places == std::vector<Place>{{0, i * 64, 64}, {1, i * 64, i}}));
-          if (!right) ++wrong;
-          ++looks;
-        }
-      }
+      while (!stop) index.look_at_all();
     });
   }
-  std::vector<std::pair<std::uint64_t, std::uint32_t>> moving;
-  std::uint64_t state = 1;
-  for (int change = 0; change < 60000 || looks < 20000; ++change) {
-    state = state * 6364136223846793005ULL + 1442695040888963407ULL;
-    if (moving.size() == kStaying || (!moving.empty() && (state >> 60) < 8)) {
-      const std::size_t victim = (state >> 32) % moving.size();
-      index.erase(moving[victim].second);
-      moving[victim] = moving.back();
-      moving.pop_back();
-    } else {
-      const std::uint64_t number = kStaying + (state >> 32) % kStaying;
-      if (index.reader.find(id_of(number), 0)) continue;
-      std::vector<Place> places{{0, number * 64, 64}};
-      if ((state >> 20) % 2 == 0 && index.writer.has_list_for(2)) places.push_back({1, number * 64, number});
-      moving.emplace_back(number, index.put(id_of(number), places));
-    }
-  }
+  for (int change = 0; change < 60000 || index.looks < 20000; ++change) index.change();
   stop = true;
   for (std::thread& reader : readers) reader.join();
-  EXPECT_EQ(wrong, 0u);
-  for (const auto& [number, slot] : moving) EXPECT_EQ(index.reader.find(id_of(number), 0)->slot, slot);
+  EXPECT_EQ(index.wrong, 0u);
+  EXPECT_TRUE(index.has_what_it_should());
 }
 
 }  // namespace

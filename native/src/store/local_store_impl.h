@@ -51,6 +51,9 @@ class LocalStoreImpl final : public LocalStore {
   void close() override;
 
  private:
+  // A put waits for writes to SSD so long; then objects are dropped that the disk was too slow for.
+  static constexpr milliseconds kPatience{250};
+
   using Lock = std::unique_lock<std::mutex>;
   using DroppedCallback = std::function<void(std::span<const ObjectId>)>;
   using DemoteCallback = std::function<bool(const ObjectId&)>;
@@ -92,6 +95,7 @@ class LocalStoreImpl final : public LocalStore {
     bool taken = false;  // by another node
     std::optional<Result<LogPlace>> place;
   };
+  void let_go_while_needed(Lock& lock);
   std::size_t let_go(Lock& lock, std::uint64_t bytes);
   std::size_t write_through(Lock& lock);
   Departure departure_of(Slot slot) const;
@@ -139,6 +143,7 @@ class LocalStoreImpl final : public LocalStore {
 
   bool tiering_called_ = false;
   std::uint64_t wanted_bytes_ = 0;                                   // that puts wait for
+  std::optional<Clock::time_point> writing_since_;                   // a batch is being written out
   std::uint64_t tiering_rounds_ = 0;                                 // grows with each batch that went out
   std::uint64_t loading_bytes_ = 0;                                  // memory for objects that are being read in
   int full_rounds_ = 0;                                              // in which the log took nothing for want of room

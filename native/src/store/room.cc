@@ -10,8 +10,6 @@ namespace kvferry::store {
 namespace {
 
 constexpr std::size_t kMostVictims = 64;  // at once: their pins are looked at together
-// A put waits for writes to SSD so long; then objects are dropped that the disk was too slow for.
-constexpr milliseconds kPatience{250};
 constexpr int kMostWaits = 64;
 
 }  // namespace

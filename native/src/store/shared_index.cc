@@ -6,7 +6,7 @@ namespace kvferry::store {
 namespace {
 
 constexpr auto kWrite = std::memory_order_release;
-constexpr auto kOwn = std::memory_order_relaxed;  // what this writer itself wrote before
+constexpr auto kMine = std::memory_order_relaxed;  // what this writer itself wrote before
 
 constexpr std::uint64_t kSuccessor = 0xffff'ffffULL;
 
@@ -15,11 +15,11 @@ constexpr std::uint64_t kSuccessor = 0xffff'ffffULL;
 SharedIndex::SharedIndex(std::span<std::byte> memory, const IndexShape& shape, const NodeId& node)
     : view_(IndexView::of(memory.data(), shape)) {
   const auto words = std::bit_cast<std::array<std::uint64_t, 2>>(node.bytes);
-  view_.header->node[0].store(words[0], kOwn);
-  view_.header->node[1].store(words[1], kOwn);
-  view_.header->slots.store(shape.slots, kOwn);
-  view_.header->buckets.store(shape.buckets, kOwn);
-  view_.header->scattered.store(shape.scattered, kOwn);
+  view_.header->node[0].store(words[0], kMine);
+  view_.header->node[1].store(words[1], kMine);
+  view_.header->slots.store(shape.slots, kMine);
+  view_.header->buckets.store(shape.buckets, kMine);
+  view_.header->scattered.store(shape.scattered, kMine);
   view_.header->magic.store(kIndexMagic, kWrite);
 }
 
@@ -35,7 +35,7 @@ std::optional<std::uint32_t> SharedIndex::take_slot() {
 
 void SharedIndex::give_slot(std::uint32_t slot) { spare_slots_.push_back(slot); }
 
-SlotState SharedIndex::state(std::uint32_t slot) const { return SlotState::of(view_.slots[slot].state.load(kOwn)); }
+SlotState SharedIndex::state(std::uint32_t slot) const { return SlotState::of(view_.slots[slot].state.load(kMine)); }
 
 void SharedIndex::set_state(std::uint32_t slot, std::uint8_t flags, std::uint8_t replicas) {
   const SlotState now{state(slot).generation + 1, flags, replicas};
@@ -67,7 +67,7 @@ std::uint8_t SharedIndex::write_places(std::uint32_t slot, std::span<const Place
 }
 
 void SharedIndex::drop_list(std::uint32_t slot, const SlotState& state) {
-  if (state.scattered()) spare_lists_.push_back(static_cast<std::uint32_t>(view_.slots[slot].place.load(kOwn)));
+  if (state.scattered()) spare_lists_.push_back(static_cast<std::uint32_t>(view_.slots[slot].place.load(kMine)));
 }
 
 void SharedIndex::put(std::uint32_t slot, const Entry& entry, std::span<const Place> places) {
@@ -79,7 +79,7 @@ void SharedIndex::put(std::uint32_t slot, const Entry& entry, std::span<const Pl
   words.digest[1].store(entry.held.digest.lo, kWrite);
   words.bytes.store(entry.held.bytes | entry.expires_ms >> 32 << 48, kWrite);
   IndexBucket& bucket = view_.bucket(entry.id);
-  words.next.store(bucket.head.load(kOwn) | entry.expires_ms << 32, kWrite);
+  words.next.store(bucket.head.load(kMine) | entry.expires_ms << 32, kWrite);
   const std::uint8_t tier = entry.held.tier == Tier::kSsd ? SlotState::kOnSsd : 0;
   set_state(slot, static_cast<std::uint8_t>(SlotState::kHeld | tier | scattered),
             static_cast<std::uint8_t>(entry.held.replicas));
@@ -95,15 +95,15 @@ void SharedIndex::erase(std::uint32_t slot) {
 
 void SharedIndex::unlink(std::uint32_t slot) {
   IndexBucket& bucket = view_.bucket(id(slot));
-  const std::uint64_t successor = view_.slots[slot].next.load(kOwn) & kSuccessor;
-  if (bucket.head.load(kOwn) == slot + 1) {
+  const std::uint64_t successor = view_.slots[slot].next.load(kMine) & kSuccessor;
+  if (bucket.head.load(kMine) == slot + 1) {
     bucket.head.store(static_cast<std::uint32_t>(successor), kWrite);
   } else {
-    std::uint32_t at = bucket.head.load(kOwn) - 1;
-    while ((view_.slots[at].next.load(kOwn) & kSuccessor) != slot + 1) {
-      at = static_cast<std::uint32_t>(view_.slots[at].next.load(kOwn) & kSuccessor) - 1;
+    std::uint32_t at = bucket.head.load(kMine) - 1;
+    while ((view_.slots[at].next.load(kMine) & kSuccessor) != slot + 1) {
+      at = static_cast<std::uint32_t>(view_.slots[at].next.load(kMine) & kSuccessor) - 1;
     }
-    const std::uint64_t expiry = view_.slots[at].next.load(kOwn) & ~kSuccessor;
+    const std::uint64_t expiry = view_.slots[at].next.load(kMine) & ~kSuccessor;
     view_.slots[at].next.store(successor | expiry, kWrite);
   }
   bucket.changes.fetch_add(1, std::memory_order_acq_rel);
@@ -122,12 +122,12 @@ void SharedIndex::move_to_memory(std::uint32_t slot, std::span<const Place> plac
 }
 
 ObjectId SharedIndex::id(std::uint32_t slot) const {
-  return {view_.slots[slot].id[0].load(kOwn), view_.slots[slot].id[1].load(kOwn)};
+  return {view_.slots[slot].id[0].load(kMine), view_.slots[slot].id[1].load(kMine)};
 }
 
 std::uint64_t SharedIndex::expires_ms(std::uint32_t slot) const {
   const IndexSlot& words = view_.slots[slot];
-  return words.bytes.load(kOwn) >> 48 << 32 | words.next.load(kOwn) >> 32;
+  return words.bytes.load(kMine) >> 48 << 32 | words.next.load(kMine) >> 32;
 }
 
 SharedIndex::Entry SharedIndex::entry(std::uint32_t slot) const {
@@ -135,8 +135,8 @@ SharedIndex::Entry SharedIndex::entry(std::uint32_t slot) const {
   Entry entry;
   entry.id = id(slot);
   entry.expires_ms = expires_ms(slot);
-  entry.held.bytes = words.bytes.load(kOwn) & kMaxObjectBytes;
-  entry.held.digest = {words.digest[0].load(kOwn), words.digest[1].load(kOwn)};
+  entry.held.bytes = words.bytes.load(kMine) & kMaxObjectBytes;
+  entry.held.digest = {words.digest[0].load(kMine), words.digest[1].load(kMine)};
   entry.held.tier = state(slot).on_ssd() ? Tier::kSsd : Tier::kDram;
   entry.held.replicas = state(slot).replicas;
   return entry;
@@ -146,12 +146,12 @@ std::vector<Place> SharedIndex::places(std::uint32_t slot) const {
   std::vector<Place> places;
   const SlotState now = state(slot);
   const IndexSlot& words = view_.slots[slot];
-  const std::uint64_t bytes = words.bytes.load(kOwn) & kMaxObjectBytes;
+  const std::uint64_t bytes = words.bytes.load(kMine) & kMaxObjectBytes;
   if (now.on_ssd() || bytes == 0) return places;
-  if (!now.scattered()) return {place_of(words.place.load(kOwn), bytes)};
-  const IndexPlaces& list = view_.scattered[words.place.load(kOwn)];
-  for (std::size_t i = 0; i < kMaxPlaces && list.length[i].load(kOwn) != 0; ++i) {
-    places.push_back(place_of(list.place[i].load(kOwn), list.length[i].load(kOwn)));
+  if (!now.scattered()) return {place_of(words.place.load(kMine), bytes)};
+  const IndexPlaces& list = view_.scattered[words.place.load(kMine)];
+  for (std::size_t i = 0; i < kMaxPlaces && list.length[i].load(kMine) != 0; ++i) {
+    places.push_back(place_of(list.place[i].load(kMine), list.length[i].load(kMine)));
   }
   return places;
 }

@@ -25,11 +25,12 @@ void LocalStoreImpl::call_for_tiering() {
   tiering_wanted_.notify_one();
 }
 
-// True if something went out meanwhile.
+// True if something went out meanwhile. A batch that takes too long is not waited for by every put anew.
 bool LocalStoreImpl::wait_for_tiering(Lock& lock, std::uint64_t bytes, Deadline until) {
   const std::uint64_t rounds = tiering_rounds_;
   wanted_bytes_ = std::max(wanted_bytes_, bytes);
   call_for_tiering();
+  if (writing_since_) until = sooner(until, *writing_since_ + kPatience);
   return room_made_.wait_until(lock, until, [&] { return closed_ || tiering_rounds_ != rounds; }) && !closed_;
 }
 
@@ -39,13 +40,7 @@ void LocalStoreImpl::tiering() {
     tiering_wanted_.wait_for(lock, kRound, [this] { return closed_ || tiering_called_; });
     tiering_called_ = false;
     erase_from_log(lock);
-    bool evicting = above_high_water();
-    while (!closed_ && (evicting || wanted_bytes_ > 0)) {
-      const std::uint64_t surplus = used_bytes() > low_water_ ? used_bytes() - low_water_ : 0;
-      const std::uint64_t bytes = std::max(std::exchange(wanted_bytes_, 0), evicting ? surplus : 0);
-      const std::size_t objects = let_go(lock, bytes);
-      evicting = evicting && objects > 0 && used_bytes() > low_water_;
-    }
+    let_go_while_needed(lock);
     while (!closed_ && !unwritten_.empty() && write_through(lock) > 0) {
     }
   }
@@ -53,6 +48,15 @@ void LocalStoreImpl::tiering() {
   while (!unwritten_.empty() && !expired(end) && write_through(lock) > 0) {
   }
   erase_from_log(lock);
+}
+
+void LocalStoreImpl::let_go_while_needed(Lock& lock) {
+  bool evicting = above_high_water();
+  while (!closed_ && (evicting || wanted_bytes_ > 0)) {
+    const std::uint64_t surplus = evicting && used_bytes() > low_water_ ? used_bytes() - low_water_ : 0;
+    const std::size_t objects = let_go(lock, std::max(std::exchange(wanted_bytes_, 0), surplus));
+    evicting = evicting && objects > 0 && used_bytes() > low_water_;
+  }
 }
 
 // One batch of objects out of memory. How many.
@@ -129,6 +133,7 @@ void LocalStoreImpl::move_out(Lock& lock, std::vector<Departure>& batch, bool de
   for (const Departure& departure : batch) {
     if (departure.to_log) appending_.emplace(departure.id, std::nullopt);
   }
+  writing_since_ = Clock::now();
   lock.unlock();
   std::vector<SsdTier::Write> writes;
   std::vector<Departure*> writers;
@@ -143,6 +148,7 @@ void LocalStoreImpl::move_out(Lock& lock, std::vector<Departure>& batch, bool de
     for (std::size_t i = 0; i < places.size(); ++i) writers[i]->place = std::move(places[i]);
   }
   lock.lock();
+  writing_since_.reset();
 }
 
 // What became of them while nobody looked.
