@@ -29,8 +29,8 @@ void copy_folder(const std::string& from, const std::string& to) {
   std::filesystem::permissions(to, std::filesystem::perms::owner_all);
   for (const auto& entry : std::filesystem::directory_iterator(from)) {
     std::ifstream in(entry.path(), std::ios::binary);
-    std::ofstream out(std::filesystem::path(to) / entry.path().filename(), std::ios::binary);
-    if (std::filesystem::file_size(entry.path()) > 0) out << in.rdbuf();
+    if (!in || in.peek() == std::ifstream::traits_type::eof()) continue;  // renamed meanwhile, or empty
+    std::ofstream(std::filesystem::path(to) / entry.path().filename(), std::ios::binary) << in.rdbuf();
   }
 }
 
