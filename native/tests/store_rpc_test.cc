@@ -23,7 +23,7 @@ class TestHandler : public Handler {
     }
     const auto ping = decode_request<Ping>(request.body);
     if (!ping.ok()) return ping.status();
-    return std::optional<Bytes>(encode_answer<Ping>(request.header.request_id, Ping::Answer{++pings}));
+    return std::optional<Bytes>(encode_answer<Ping>(request.header.request_id, Ping::Answer{++pings, true}));
   }
   Result<Bytes> handle(const Request& request) override {
     if (request.header.type == Type::kGetInline) {  // a long answer

@@ -67,13 +67,13 @@ void for_each_sample(Visit&& visit) {
   visit(Detach{}, Result<None>(None{}));
   visit(sample_view(), Result<None>(None{}));
   visit(Members{}, Result<MemberList>(sample_view()));
-  visit(Ping{}, Result<Ping::Answer>(Ping::Answer{9}));
+  visit(Ping{}, Result<Ping::Answer>(Ping::Answer{9, true}));
   visit(PutInline{{{sample_object(), digest, value}}}, Result<PutAnswer>(put));
   visit(Reserve{{sample_object()}},
         Result<Reserve::Answer>(Reserve::Answer{{{{}, held, 0, {}}, {{}, std::nullopt, 8, {{0, 64, 3}}}}}));
   visit(Commit{{{8, digest}}}, Result<PutAnswer>(put));
   visit(Abort{{8}}, Result<None>(None{}));
-  visit(PutFrom{{{sample_object(), {{{1, 1}, 0, 3}}}}}, Result<PutAnswer>(put));
+  visit(PutFrom{{{sample_object(), {{{1, 1}, 0, 3}}, digest}}}, Result<PutAnswer>(put));
   visit(GetInline{{{id, 1, 2}}}, Result<GetInline::Answer>(GetInline::Answer{{{{}, held, value}}}));
   visit(Pin{{id}, true},
         Result<Pin::Answer>(Pin::Answer{{{{}, 3, held, {{{3, 1}, 64, 3}}, sample_object()},

@@ -137,8 +137,9 @@ struct Members {  // asks for the MemberList
 struct Ping {
   static constexpr Type kType = Type::kPing;
   struct Answer {
-    std::uint64_t view = 0;
-    KVF_FIELDS(codec.field(self.view))
+    std::uint64_t view = 0;  // fingerprint of the members that the node knows: see rendezvous.h
+    bool settled = false;    // all of them that answer have told it all that they hold and it owns
+    KVF_FIELDS(codec.all(self.view, self.settled))
   };
   KVF_FIELDS()
 };
@@ -216,7 +217,10 @@ struct PutFrom {
   struct Item {
     NewObject object;
     std::vector<wire::PieceDescriptor> pieces;
-    KVF_FIELDS(codec.field(self.object), codec.list(self.pieces, kMaxPutPieces))
+    // Of the bytes, if the sender knows: checked (kDataCorrupt). Without it an object that is there already cannot be
+    // compared: kInvalidArgument.
+    std::optional<ContentDigest> digest;
+    KVF_FIELDS(codec.field(self.object), codec.list(self.pieces, kMaxPutPieces), codec.maybe(self.digest))
   };
   std::vector<Item> items;
   KVF_FIELDS(codec.list(self.items, kMaxPutFrom))
@@ -295,7 +299,7 @@ struct Lookup {
                codec.field(self.has_value), codec.value(self.value))
   };
   struct Answer {
-    std::uint64_t view = 0;  // of the node asked; if it is newer than yours, get Members: the owner may be another now
+    std::uint64_t view = 0;  // as in Ping. A node that may not know all asks the others before it answers.
     std::vector<NodeId> nodes;
     std::vector<Done> results;
     KVF_FIELDS(codec.field(self.view), codec.list(self.nodes, kMaxMembers), codec.list(self.results, kMaxIds))
@@ -363,7 +367,7 @@ struct Announce {  // a holder to the owner of the ids
     KVF_FIELDS(codec.list(self.results, kMaxIds))
   };
   bool fresh = false;              // just put: also what was removed before may be there again
-  std::uint64_t settled_view = 0;  // not 0: the sender has announced all that it must since that view
+  std::uint64_t settled_view = 0;  // not 0: the sender has announced all that it must for these members
   std::vector<Item> items;
   KVF_FIELDS(codec.all(self.fresh, self.settled_view), codec.list(self.items, kMaxIds))
 };

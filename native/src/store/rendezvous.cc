@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <numeric>
 
 #include "base/xxh3.h"
 
@@ -46,6 +47,26 @@ std::optional<std::size_t> rendezvous_owner(const ObjectId& object, std::span<co
     }
   }
   return best;
+}
+
+std::vector<std::size_t> rendezvous_order(const ObjectId& object, std::span<const NodeId> nodes) {
+  Input input = begin(object);
+  std::vector<std::uint64_t> scores;
+  for (const NodeId& node : nodes) scores.push_back(score(input, node));
+  std::vector<std::size_t> order(nodes.size());
+  std::iota(order.begin(), order.end(), 0);
+  std::ranges::sort(order, [&](std::size_t a, std::size_t b) {
+    return scores[a] != scores[b] ? scores[a] > scores[b] : nodes[a] > nodes[b];
+  });
+  return order;
+}
+
+std::uint64_t members_fingerprint(std::span<const NodeId> nodes) {
+  std::vector<NodeId> sorted(nodes.begin(), nodes.end());
+  std::ranges::sort(sorted);
+  Xxh3 hash;
+  for (const NodeId& node : sorted) hash.update(as_byte_view(node.bytes));
+  return std::max<std::uint64_t>(hash.digest_64(), 1);
 }
 
 }  // namespace kvferry::store

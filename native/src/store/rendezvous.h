@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <optional>
 #include <span>
+#include <vector>
 
 #include "kvferry/node_id.h"
 #include "kvferry/object_id.h"
@@ -18,5 +19,10 @@ std::uint64_t rendezvous_score(const ObjectId& object, const NodeId& node);
 // Index in `nodes`, in any order and without doubles, of the node with the highest score; of equal ones the node with
 // the highest id. None if there are no nodes.
 std::optional<std::size_t> rendezvous_owner(const ObjectId& object, std::span<const NodeId> nodes);
+// All indices, the owner's first, then who would own it without the ones before.
+std::vector<std::size_t> rendezvous_order(const ObjectId& object, std::span<const NodeId> nodes);
+
+// Names a set of nodes: equal for equal sets, in whatever order, and never 0.
+std::uint64_t members_fingerprint(std::span<const NodeId> nodes);
 
 }  // namespace kvferry::store

@@ -115,6 +115,11 @@ Result<Bytes> RpcEndpoint::wait(const std::shared_ptr<Waiting>& call) {
   return std::move(call->answer);
 }
 
+bool RpcEndpoint::is_settled(Waiting& call) {
+  const std::lock_guard lock(call.mutex);
+  return call.done;
+}
+
 void RpcEndpoint::forget(std::uint64_t id) {
   Shard& home = shard(id);
   const std::lock_guard lock(home.mutex);

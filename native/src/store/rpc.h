@@ -75,6 +75,7 @@ class RpcEndpoint {
    public:
     Call(Call&&) noexcept = default;
     Call& operator=(Call&&) noexcept = default;
+    bool ready() const { return RpcEndpoint::is_settled(*pending_); }  // finish() would not wait
     // Waits until the deadline of the call. Once.
     Result<Received<Request>> finish() {
       KVF_ASSIGN_OR_RETURN(Bytes body, RpcEndpoint::wait(pending_));
@@ -136,6 +137,7 @@ class RpcEndpoint {
   std::shared_ptr<Waiting> begin(std::uint64_t peer, std::uint64_t id, Type type, Bytes body, Deadline deadline);
   Status send(std::uint64_t peer, const Bytes& body, Deadline deadline);
   static Result<Bytes> wait(const std::shared_ptr<Waiting>& call);
+  static bool is_settled(Waiting& call);
   Shard& shard(std::uint64_t id) { return shards_[id % kShards]; }
   void forget(std::uint64_t id);
 

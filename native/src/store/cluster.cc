@@ -1,0 +1,307 @@
+#include "store/cluster.h"
+
+#include <algorithm>
+#include <thread>
+
+#include "base/log.h"
+#include "store/rendezvous.h"
+
+namespace kvferry::store {
+namespace {
+
+constexpr milliseconds kConnectTimeout{5000};
+constexpr milliseconds kFirstBackoff{50}, kLongestBackoff{2000}, kRefusedBackoff{10000};
+constexpr milliseconds kPingSend{50};
+
+}  // namespace
+
+HolderIndex HolderNames::of(const NodeId& node) {
+  const std::lock_guard lock(mutex_);
+  if (nodes_.size() >= kNobody && !indices_.contains(node)) return kNobody;
+  const auto [place, added] = indices_.try_emplace(node, static_cast<HolderIndex>(nodes_.size()));
+  if (added) nodes_.push_back(node);
+  return place->second;
+}
+
+std::optional<HolderIndex> HolderNames::known(const NodeId& node) const {
+  const std::lock_guard lock(mutex_);
+  const auto found = indices_.find(node);
+  if (found == indices_.end()) return std::nullopt;
+  return found->second;
+}
+
+NodeId HolderNames::node(HolderIndex index) const {
+  const std::lock_guard lock(mutex_);
+  return index < nodes_.size() ? nodes_[index] : NodeId();
+}
+
+std::shared_ptr<MemberLink> ClusterView::find(const NodeId& node) const {
+  const auto found = std::ranges::lower_bound(ids, node);
+  if (found == ids.end() || *found != node) return nullptr;
+  return links[static_cast<std::size_t>(found - ids.begin())];
+}
+
+const std::shared_ptr<MemberLink>& ClusterView::owner(const ObjectId& id) const {
+  return links[*rendezvous_owner(id, ids)];
+}
+
+std::shared_ptr<MemberLink> ClusterView::acting_owner(const ObjectId& id) const {
+  const std::shared_ptr<MemberLink>& first = owner(id);
+  if (first->is_up()) return first;
+  for (const auto& link : ranked(id)) {
+    if (link->is_up()) return link;
+  }
+  return first;
+}
+
+std::vector<std::shared_ptr<MemberLink>> ClusterView::ranked(const ObjectId& id) const {
+  std::vector<std::shared_ptr<MemberLink>> out;
+  for (const std::size_t index : rendezvous_order(id, ids)) out.push_back(links[index]);
+  return out;
+}
+
+Cluster::Cluster(RpcEndpoint& rpc, Options options, Callbacks callbacks)
+    : rpc_(rpc), options_(std::move(options)), callbacks_(std::move(callbacks)) {
+  auto alone = std::make_shared<ClusterView>();
+  alone->members = {options_.self};
+  alone->links = {std::make_shared<MemberLink>(options_.self)};
+  alone->links[0]->is_self = true;
+  alone->ids = {options_.self.node_id};
+  alone->fingerprint = members_fingerprint(alone->ids);
+  alone->links[0]->settled = alone->fingerprint;
+  view_ = std::move(alone);
+}
+
+Status Cluster::start() {
+  return threads_.spawn("kvs-cluster", [this] { run(); });
+}
+
+void Cluster::close() {
+  {
+    const std::lock_guard lock(mutex_);
+    closed_ = true;
+  }
+  wake_.notify_all();
+  threads_.join_all();
+}
+
+std::shared_ptr<const ClusterView> Cluster::view() const {
+  const std::lock_guard lock(mutex_);
+  return view_;
+}
+
+bool Cluster::set_members(std::uint64_t number, std::vector<Member> members) {
+  if (members.empty()) members = {options_.self};
+  std::ranges::sort(members, {}, &Member::node_id);
+  const auto twice = std::ranges::unique(members, {}, &Member::node_id);
+  members.erase(twice.begin(), twice.end());
+  auto next = std::make_shared<ClusterView>();
+  next->number = number;
+  next->since = Clock::now();
+  for (const Member& member : members) next->ids.push_back(member.node_id);
+  next->fingerprint = members_fingerprint(next->ids);
+  next->has_self = false;
+  std::vector<std::shared_ptr<MemberLink>> left;
+  {
+    const std::lock_guard lock(mutex_);
+    if (number <= view_->number && view_->number != 0) return false;
+    for (const Member& member : members) {
+      auto link = view_->find(member.node_id);
+      const bool moved = link && !link->is_self && link->member.endpoint.to_string() != member.endpoint.to_string();
+      if (!link || moved) link = std::make_shared<MemberLink>(member);
+      const auto said = settled_.find(member.node_id);
+      if (said != settled_.end()) link->settled = said->second;
+      link->is_self = member.node_id == options_.self.node_id;
+      next->has_self = next->has_self || link->is_self;
+      next->links.push_back(std::move(link));
+    }
+    next->members = std::move(members);
+    for (const auto& link : view_->links) {
+      if (next->find(link->member.node_id) == link) continue;
+      settled_.erase(link->member.node_id);
+      left.push_back(link);
+    }
+    view_ = next;
+  }
+  for (const auto& link : left) {
+    const std::uint64_t handle = link->handle.exchange(0);
+    if (const auto peer = handle == 0 ? nullptr : rpc_.engine().peer(handle)) peer->close();
+    set_refusal(link->member.node_id, {});
+  }
+  wake();
+  return true;
+}
+
+void Cluster::set_settled(const NodeId& node, std::uint64_t fingerprint) {
+  const std::lock_guard lock(mutex_);
+  settled_[node] = fingerprint;
+  if (const auto link = view_->find(node)) link->settled.store(fingerprint, std::memory_order_release);
+}
+
+void Cluster::wake() {
+  {
+    const std::lock_guard lock(mutex_);
+    woken_ = true;
+  }
+  wake_.notify_all();
+}
+
+void Cluster::await_known(const ClusterView& view, Deadline deadline) const {
+  constexpr milliseconds kLookAgain{5};
+  const Deadline patience = sooner(deadline, deadline_in(options_.suspect_after));
+  while (std::ranges::any_of(view.links, [](const auto& link) { return link->is_unknown(); }) && !expired(patience)) {
+    std::this_thread::sleep_for(kLookAgain);
+  }
+}
+
+Status Cluster::down(const MemberLink& link) {
+  return {Code::kUnavailable,
+          "node " + link.member.node_id.to_string() + " at " + link.member.endpoint.to_string() + " does not answer"};
+}
+
+void Cluster::suspect(const std::shared_ptr<MemberLink>& link, std::uint64_t handle, const Status& why) {
+  if (handle == 0 || !link->handle.compare_exchange_strong(handle, 0)) return;  // another call was first
+  // Whatever waits for it fails now. When it comes back it is a connection anew, and is told all again.
+  if (const auto peer = rpc_.engine().peer(handle)) peer->close();
+  report(link, why);
+  wake();
+}
+
+void Cluster::report(const std::shared_ptr<MemberLink>& link, const Status& why) {
+  const auto now = view();
+  if (now->find(link->member.node_id) != link || link->reported.exchange(true)) return;
+  log_event(
+      LogLevel::kWarning, "member_suspected",
+      {{"node", link->member.node_id.to_string()}, {"endpoint", link->member.endpoint.to_string()}, {"reason", why}});
+  if (callbacks_.on_suspect) callbacks_.on_suspect(link->member.node_id);
+}
+
+void Cluster::lost(std::uint64_t handle) {
+  for (const auto& link : view()->links) {
+    std::uint64_t expected = handle;
+    if (handle != 0 && link->handle.compare_exchange_strong(expected, 0)) wake();
+  }
+}
+
+std::vector<std::string> Cluster::refusals() const {
+  const std::lock_guard lock(mutex_);
+  std::vector<std::string> out;
+  for (const auto& [node, why] : refusals_) out.push_back(why);
+  return out;
+}
+
+void Cluster::set_refusal(const NodeId& node, const Status& why) {
+  const std::lock_guard lock(mutex_);
+  if (why.ok()) {
+    refusals_.erase(node);
+  } else {
+    refusals_[node] = "member " + node.to_string() + ": " + why.message();
+  }
+}
+
+// ---- the cluster's thread
+
+void Cluster::run() {
+  std::unique_lock lock(mutex_);
+  while (!closed_) {
+    woken_ = false;
+    const auto view = view_;
+    lock.unlock();
+    const Clock::time_point now = Clock::now();
+    // If it was this process that stood still, the others get their time to answer.
+    const bool overslept = now - last_look_ >= options_.suspect_after;
+    last_look_ = now;
+    Clock::time_point next = now + options_.suspect_after / 4;
+    for (const auto& link : view->links) {
+      if (overslept && link->ping) link->pinged_at = now;
+      if (!link->is_self) next = std::min(next, look_after(link, now));
+    }
+    threads_.reap();
+    lock.lock();
+    wake_.wait_until(lock, next, [&] { return closed_ || woken_; });
+  }
+}
+
+// When to look again.
+Clock::time_point Cluster::look_after(const std::shared_ptr<MemberLink>& link, Clock::time_point now) {
+  const std::uint64_t handle = link->handle.load();
+  if (handle != 0) {
+    check_ping(link, handle, now);
+    return now + options_.suspect_after / 4;
+  }
+  link->ping.reset();
+  if (link->connecting) return now + kFirstBackoff;
+  if (link->heard_at != Clock::time_point{} && !link->reported) {
+    report(link, {Code::kPeerLost, "its connection broke"});
+  }
+  if (now >= link->try_again_at) start_connecting(link);
+  return std::max(link->try_again_at, now + kFirstBackoff);
+}
+
+void Cluster::check_ping(const std::shared_ptr<MemberLink>& link, std::uint64_t handle, Clock::time_point now) {
+  if (link->ping && link->ping->ready()) {
+    const Status answered = link->ping->finish().status();
+    link->ping.reset();
+    if (answered.ok()) link->heard_at = now;
+    if (answered.code() == Code::kPeerLost) return suspect(link, handle, answered);
+  }
+  if (!link->ping) {
+    if (now - link->pinged_at < options_.suspect_after / 4) return;
+    link->pinged_at = now;
+    link->ping = rpc_.start(handle, Ping{}, now + kPingSend);
+    return;
+  }
+  if (now - link->pinged_at < options_.suspect_after) return;
+  suspect(
+      link, handle,
+      {Code::kDeadlineExceeded, "it has not answered for " + std::to_string(options_.suspect_after.count()) + " ms"});
+}
+
+// On a thread of its own: an address that does not answer takes seconds.
+void Cluster::start_connecting(const std::shared_ptr<MemberLink>& link) {
+  link->connecting = true;
+  link->backoff = std::clamp(link->backoff * 2, kFirstBackoff, kLongestBackoff);
+  link->try_again_at = Clock::now() + link->backoff;
+  const Status started = threads_.spawn("kvs-connect", [this, link] {
+    const Status status = connect(link);
+    if (status.ok()) {
+      link->backoff = milliseconds(0);
+      callbacks_.on_up(link);
+    } else if (status.code() == Code::kPermissionDenied) {
+      link->try_again_at = Clock::now() + kRefusedBackoff;
+    } else {
+      report(link, status);
+    }
+    link->connecting = false;
+    wake();
+  });
+  if (!started.ok()) link->connecting = false;
+}
+
+Status Cluster::connect(const std::shared_ptr<MemberLink>& link) {
+  const NodeId& node = link->member.node_id;
+  KVF_ASSIGN_OR_RETURN(const auto peer, rpc_.engine().connect(link->member.endpoint, node, kConnectTimeout));
+  Attach attach;
+  attach.cluster = options_.name;
+  attach.who = Attach::Who::kNode;
+  attach.home = options_.self.node_id;
+  attach.default_replicas = options_.default_replicas;
+  const auto admitted = rpc_.call(peer->handle(), attach, deadline_in(kConnectTimeout));
+  if (!admitted.ok()) {
+    peer->close();
+    if (admitted.status().code() == Code::kPermissionDenied) {
+      log_event(LogLevel::kError, "member_refused_us", {{"node", node.to_string()}, {"reason", admitted.status()}});
+      set_refusal(node, admitted.status());
+    }
+    return admitted.status();
+  }
+  set_refusal(node, {});
+  link->heard_at = Clock::now();
+  link->handle.store(peer->handle(), std::memory_order_release);
+  link->reported = false;
+  if (!peer->status().ok()) lost(peer->handle());                                  // lost before it was known here
+  if (view()->find(node) != link && link->handle.exchange(0) != 0) peer->close();  // left meanwhile
+  return {};
+}
+
+}  // namespace kvferry::store

@@ -1,0 +1,88 @@
+// This node's shard of the directory: which members hold the ids that it owns, and what was removed lately. What this
+// node itself holds is not in it: LocalStore knows. Thread-safe; no call waits for anything but a short lock.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <functional>
+#include <mutex>
+#include <optional>
+#include <unordered_map>
+#include <vector>
+
+#include "kvferry/object_id.h"
+#include "kvferry/store.h"
+#include "kvferry/types.h"
+#include "store/directory_table.h"
+
+namespace kvferry::store {
+
+using HolderIndex = std::uint16_t;  // of a node, given by HolderNames
+
+struct Location {
+  std::uint64_t bytes = 0;
+  ContentDigest digest;
+  std::uint32_t replicas = 1;  // wanted
+  std::vector<HolderIndex> holders;
+};
+
+class Directory {
+ public:
+  enum class Added { kTaken, kConflict, kRemoved };
+  struct Said {
+    Added added = Added::kTaken;
+    std::uint32_t holders = 0;  // in the table now
+  };
+  struct Announced {
+    ObjectId id;
+    ContentDigest digest;
+    std::uint64_t bytes = 0;
+    std::uint32_t replicas = 1;
+    bool fresh = false;  // just put: what was removed before may be there again
+  };
+  // Digest of what this node holds, asked under the lock of the id's part of the table: must not call back.
+  using OwnDigest = std::function<std::optional<ContentDigest>(const ObjectId&)>;
+
+  explicit Directory(OwnDigest own) : own_(std::move(own)) {}
+
+  Said announce(const Announced& object, HolderIndex holder);
+  // Runs `commit`, unless other bytes are known under that id or it was removed and is not fresh: then false. Nobody
+  // else's bytes become known meanwhile.
+  Added claim(const Announced& object, const std::function<void()>& commit);
+  void retract(const ObjectId& id, HolderIndex holder);
+  std::optional<Location> find(const ObjectId& id) const;
+  bool contains(const ObjectId& id) const;
+  // Forgets it and remembers that; returns who held it.
+  std::vector<HolderIndex> remove(const ObjectId& id, Clock::time_point now);
+
+  void drop_holder(HolderIndex holder);
+  // Takes out what `keep` does not want, e.g. because another node owns it now.
+  void retain(const std::function<bool(const ObjectId&)>& keep);
+  void for_each(const std::function<void(const ObjectId&, const Location&)>& visit) const;
+
+  std::uint64_t entries() const;
+  std::uint64_t memory_bytes() const;
+  void expire_tombstones(Clock::time_point now);
+
+ private:
+  static constexpr std::size_t kShards = 64;
+  static constexpr std::size_t kMaxTombstones = 4096;  // per shard; the oldest go first, sooner than kRememberRemoved
+  static constexpr std::chrono::minutes kRememberRemoved{10};
+
+  struct Shard {
+    mutable std::mutex mutex;
+    DirectoryTable table;                                         // guarded by mutex, as is what follows
+    std::unordered_map<ObjectId, std::vector<HolderIndex>> more;  // holders beyond those of the entry
+    std::unordered_map<ObjectId, Clock::time_point> removed;
+  };
+  Shard& shard(const ObjectId& id) { return shards_[id.hi % kShards]; }
+  const Shard& shard(const ObjectId& id) const { return shards_[id.hi % kShards]; }
+  Added check_locked(Shard& part, const Announced& object, const HolderEntry* entry) const;
+  static bool drop_locked(Shard& part, HolderEntry& entry, HolderIndex holder);
+  static Location location_of(const Shard& part, const HolderEntry& entry);
+
+  const OwnDigest own_;
+  std::array<Shard, kShards> shards_;
+};
+
+}  // namespace kvferry::store

@@ -1,0 +1,163 @@
+#include "store/publisher.h"
+
+#include <algorithm>
+#include <map>
+
+namespace kvferry::store {
+namespace {
+
+constexpr int kAttempts = 3;  // to find an owner that answers
+
+Status conflict() { return {Code::kConflict, "other bytes are stored under that key, and objects are written once"}; }
+
+Announce::Item item_of(const Directory::Announced& object) {
+  return {object.id, object.digest, object.bytes,
+          static_cast<std::uint8_t>(std::clamp<std::uint32_t>(object.replicas, 1, UINT8_MAX))};
+}
+
+}  // namespace
+
+bool Publisher::is_quick(std::span<const Claim> claims) const {
+  const auto view = core_.cluster->view();
+  return std::ranges::all_of(claims,
+                             [&](const Claim& claim) { return core_.is_authoritative(*view, claim.object.id); });
+}
+
+void Publisher::publish(std::span<Claim> claims, Deadline deadline) {
+  const auto all_done = [&] { return std::ranges::all_of(claims, &Claim::done); };
+  auto view = core_.cluster->view();
+  for (int attempt = 0; attempt < kAttempts && !all_done(); ++attempt) {
+    view = core_.cluster->view();
+    try_once(view, claims, deadline);
+  }
+  // Rather visible and told late than lost: what it holds must be found as long as it lives.
+  std::vector<ObjectId> late;
+  for (Claim& claim : claims) {
+    if (claim.done) continue;
+    commit(claim);
+    core_.counters.add(NodeCounters::kUnannounced);
+    late.push_back(claim.object.id);
+  }
+  const auto now = core_.cluster->view();
+  if (now != view) {  // told to owners of the past
+    for (const Claim& claim : claims) {
+      if (claim.status.ok() && now->owner(claim.object.id) != view->owner(claim.object.id)) {
+        late.push_back(claim.object.id);
+      }
+    }
+  }
+  announcer_.retry(std::move(late));
+}
+
+void Publisher::try_once(const std::shared_ptr<const ClusterView>& view, std::span<Claim> claims, Deadline deadline) {
+  struct Part {
+    std::shared_ptr<MemberLink> link;
+    std::vector<Claim*> claims;
+  };
+  std::map<const MemberLink*, Part> parts;
+  for (Claim& claim : claims) {
+    if (claim.done) continue;
+    const auto owner = view->acting_owner(claim.object.id);
+    Part& part = parts[owner.get()];
+    part.link = owner;
+    part.claims.push_back(&claim);
+  }
+  std::vector<std::pair<Part*, Cluster::Asked<Announce>>> asked;
+  for (auto& [link, part] : parts) {
+    if (part.link->is_self) continue;
+    Announce announce;
+    announce.fresh = part.claims.front()->object.fresh;
+    for (const Claim* claim : part.claims) announce.items.push_back(item_of(claim->object));
+    asked.emplace_back(&part, core_.cluster->ask(part.link, announce, deadline));
+  }
+  for (auto& [link, part] : parts) {
+    if (part.link->is_self) claim_here(*view, part.claims, deadline);
+  }
+  for (auto& [part, call] : asked) {
+    const auto answer = core_.cluster->answer(call);
+    if (!answer.ok() || (*answer)->results.size() != part->claims.size()) continue;
+    for (std::size_t i = 0; i < part->claims.size(); ++i) settle(*part->claims[i], (*answer)->results[i]);
+  }
+}
+
+// Whether what the directory says, or cannot say yet, needs to be asked of the others.
+bool Publisher::needs_asking(const ClusterView& view, const Directory::Announced& object) const {
+  if (!core_.is_authoritative(view, object.id)) return object.fresh;
+  const auto known = core_.directory.find(object.id);
+  return known && known->digest != object.digest;
+}
+
+std::vector<bool> Publisher::find_conflicts(const ClusterView& view, std::span<const Directory::Announced> objects,
+                                            Deadline deadline) {
+  std::vector<ObjectId> ids;
+  std::vector<std::size_t> places;
+  std::vector<bool> conflicts(objects.size(), false);
+  for (std::size_t i = 0; i < objects.size(); ++i) {
+    if (!needs_asking(view, objects[i])) continue;
+    ids.push_back(objects[i].id);
+    places.push_back(i);
+  }
+  if (ids.empty()) return conflicts;
+  const auto elsewhere = finder_.verify(view, ids, deadline);
+  for (std::size_t n = 0; n < ids.size(); ++n) {
+    conflicts[places[n]] = elsewhere[n] && elsewhere[n]->digest != objects[places[n]].digest;
+  }
+  return conflicts;
+}
+
+// This node is the owner. While it does not yet know all that others hold, it asks them.
+void Publisher::claim_here(const ClusterView& view, std::span<Claim*> claims, Deadline deadline) {
+  std::vector<Directory::Announced> objects;
+  for (const Claim* claim : claims) objects.push_back(claim->object);
+  const std::vector<bool> conflicts = find_conflicts(view, objects, deadline);
+  for (std::size_t i = 0; i < claims.size(); ++i) {
+    Claim& claim = *claims[i];
+    if (conflicts[i]) {
+      refuse(claim, conflict());
+      continue;
+    }
+    const auto added = core_.directory.claim(claim.object, [&] { commit(claim); });
+    if (added == Directory::Added::kConflict) refuse(claim, conflict());
+    if (added == Directory::Added::kRemoved) refuse(claim, {Code::kNotFound, "it was removed meanwhile"});
+    const auto others = core_.directory.find(claim.object.id);
+    if (claim.status.ok() && others) {
+      claim.replicas += static_cast<std::uint32_t>(others->holders.size());
+      claim.created = false;
+    }
+  }
+}
+
+void Publisher::settle(Claim& claim, const Announce::Done& done) {
+  switch (done.said) {
+    case Announce::Said::kConflict:
+      return refuse(claim, conflict());
+    case Announce::Said::kRemoved:
+      return refuse(claim, {Code::kNotFound, "it was removed meanwhile"});
+    case Announce::Said::kTaken:
+      break;
+  }
+  core_.counters.add(NodeCounters::kAnnounced);
+  commit(claim);
+  if (!claim.status.ok()) {
+    if (!core_.store->find(claim.object.id)) announcer_.retract({&claim.object.id, 1});
+    return;
+  }
+  claim.replicas = std::max<std::uint32_t>(done.holders, 1);
+  if (done.holders > 1) claim.created = false;
+}
+
+void Publisher::commit(Claim& claim) {
+  const auto committed = core_.store->commit(claim.session, claim.put, claim.object.digest);
+  claim.done = true;
+  claim.status = committed.status();
+  claim.created = committed.ok() && *committed;
+  claim.replicas = committed.ok() ? 1 : 0;
+}
+
+void Publisher::refuse(Claim& claim, Status why) {
+  core_.store->abort(claim.session, claim.put);
+  claim.done = true;
+  claim.status = std::move(why);
+}
+
+}  // namespace kvferry::store

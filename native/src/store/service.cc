@@ -1,0 +1,202 @@
+#include "store/service.h"
+
+#include "base/log.h"
+
+namespace kvferry::store {
+namespace {
+
+constexpr std::uint64_t kInlineBudget = 768u << 10;  // of values in one answer
+
+enum Pools : std::size_t { kLocal = 0, kFetch = 1, kWork = 2, kLong = 3 };
+
+}  // namespace
+
+Service::Service(NodeCore& core)
+    : core_(core),
+      finder_(core),
+      announcer_(core),
+      publisher_(core, finder_, announcer_),
+      fetcher_(core, finder_, publisher_),
+      replicator_(core, fetcher_),
+      puts_(core, publisher_, fetcher_, replicator_),
+      reads_(core, finder_, [this](const ObjectId& id, const NodeId& reader) { make_hot(id, reader); }),
+      caretaker_(core, replicator_, announcer_) {}
+
+Status Service::start() {
+  core_.store->on_dropped([this](std::span<const ObjectId> ids) { announcer_.retract(ids); });
+  if (core_.options.demote_to_remote) {
+    core_.store->on_demote([this](const ObjectId& id) { return caretaker_.demote(id); });
+  }
+  KVF_RETURN_IF_ERROR(announcer_.start());
+  return caretaker_.start();
+}
+
+void Service::close() {
+  caretaker_.close();
+  announcer_.close();
+}
+
+// The pools and what their requests wait for: kLocal for this node's disk and for quick answers; kFetch for kLocal of
+// others; kWork for kFetch of others; kLong for all.
+std::size_t Service::pool(Type type) const {
+  switch (type) {
+    case Type::kPull:
+      return kFetch;
+    case Type::kPutInline:
+    case Type::kCommit:
+    case Type::kPutFrom:
+    case Type::kRemove:
+      return kWork;
+    case Type::kDrain:
+      return kLong;
+    default:
+      return kLocal;
+  }
+}
+
+void Service::lost(std::uint64_t peer, const Status&) {
+  if (!core_.ready) return;
+  core_.cluster->lost(peer);
+  const auto session = core_.sessions->lost(peer);
+  if (!session) return;
+  puts_.end_session(session->id);
+  if (session->who != Attach::Who::kNode || session->by_us) return;
+  // What it would have told us it may have told another: only it knows.
+  core_.cluster->set_settled(session->home, 0);
+}
+
+Status Service::may_ask(const Asker& asker, Type type) {
+  const bool open = type == Type::kAttach || type == Type::kPing || type == Type::kMembers || type == Type::kStats ||
+                    type == Type::kMemberList;
+  if (open) return {};
+  if (!asker.session) return {Code::kPermissionDenied, "attach first"};
+  const bool node_only = type == Type::kAnnounce || type == Type::kRetract || type == Type::kDrop;
+  if (node_only && asker.session->who != Attach::Who::kNode) {
+    return {Code::kPermissionDenied, std::string(type_name(type)) + " is for nodes"};
+  }
+  return {};
+}
+
+Result<std::optional<Bytes>> Service::quick(const Request& request) {
+  if (!core_.ready) {
+    return std::optional<Bytes>(encode_refusal(request.header, {Code::kUnavailable, "the node is just starting"}));
+  }
+  return dispatch({request.peer, core_.sessions->of(request.peer)}, request.header, request.body, false);
+}
+
+Result<Bytes> Service::handle(const Request& request) {
+  KVF_ASSIGN_OR_RETURN(auto done,
+                       dispatch({request.peer, core_.sessions->of(request.peer)}, request.header, request.body, true));
+  if (done) return *std::move(done);
+  return encode_refusal(request.header, {Code::kInternal, "not answered"});
+}
+
+Result<Bytes> Service::serve(const SessionInfo& who, ByteView request) {
+  KVF_ASSIGN_OR_RETURN(const MessageHeader header, decode_header(request));
+  KVF_ASSIGN_OR_RETURN(auto done, dispatch({0, who}, header, request, true));
+  if (done) return *std::move(done);
+  return encode_refusal(header, {Code::kInternal, "not answered"});
+}
+
+template <typename Message>
+Result<std::optional<Bytes>> Service::run(const Asker& asker, const MessageHeader& header, ByteView body, bool wait) {
+  KVF_ASSIGN_OR_RETURN(const Message message, decode_request<Message>(body));
+  const Answered<Message> answer = on(asker, message, wait);
+  if (!answer) return std::optional<Bytes>();
+  if (header.request_id == 0) return std::optional<Bytes>(Bytes());
+  return std::optional<Bytes>(encode_answer<Message>(header.request_id, *answer));
+}
+
+Result<std::optional<Bytes>> Service::dispatch(const Asker& asker, const MessageHeader& header, ByteView body,
+                                               bool wait) {
+  if (const Status may = may_ask(asker, header.type); !may.ok()) {
+    return std::optional<Bytes>(encode_refusal(header, may));
+  }
+  switch (header.type) {
+#define KVF_RUN(Message) \
+  case Message::kType:   \
+    return run<Message>(asker, header, body, wait);
+    KVF_RUN(Attach)
+    KVF_RUN(Detach)
+    KVF_RUN(MemberList)
+    KVF_RUN(Members)
+    KVF_RUN(Ping)
+    KVF_RUN(PutInline)
+    KVF_RUN(Reserve)
+    KVF_RUN(Commit)
+    KVF_RUN(Abort)
+    KVF_RUN(PutFrom)
+    KVF_RUN(Pin)
+    KVF_RUN(Unpin)
+    KVF_RUN(Exists)
+    KVF_RUN(Match)
+    KVF_RUN(Find)
+    KVF_RUN(Announce)
+    KVF_RUN(Retract)
+    KVF_RUN(Remove)
+    KVF_RUN(Drop)
+    KVF_RUN(Pull)
+    KVF_RUN(Prefetch)
+    KVF_RUN(List)
+    KVF_RUN(WithTag)
+    KVF_RUN(Stats)
+    KVF_RUN(Drain)
+#undef KVF_RUN
+    case Type::kGetInline:
+      return get_inline(asker, header, body, wait);
+    case Type::kLookup:
+      return lookup(asker, header, body, wait);
+  }
+  return Status(Code::kProtocolError, "unknown type");
+}
+
+Result<std::optional<Bytes>> Service::get_inline(const Asker& asker, const MessageHeader& header, ByteView body,
+                                                 bool wait) {
+  KVF_ASSIGN_OR_RETURN(const GetInline message, decode_request<GetInline>(body));
+  InlineValues values(core_, kInlineBudget);
+  auto answer = reads_.get_inline(*asker.session, message, values, wait);
+  if (!answer) return std::optional<Bytes>();
+  return std::optional<Bytes>(encode_answer<GetInline>(header.request_id, *std::move(answer)));
+}
+
+Result<std::optional<Bytes>> Service::lookup(const Asker& asker, const MessageHeader& header, ByteView body,
+                                             bool wait) {
+  KVF_ASSIGN_OR_RETURN(const Lookup message, decode_request<Lookup>(body));
+  InlineValues values(core_, kInlineBudget - message.ids.size() * 48);
+  auto answer = reads_.lookup(*asker.session, message, values, wait);
+  if (!answer) return std::optional<Bytes>();
+  return std::optional<Bytes>(encode_answer<Lookup>(header.request_id, *std::move(answer)));
+}
+
+bool Service::set_members(std::uint64_t number, std::vector<Member> members) {
+  auto before = core_.cluster->view();
+  if (!core_.cluster->set_members(number, std::move(members))) return false;
+  const auto now = core_.cluster->view();
+  for (const auto& link : before->links) {
+    if (link->is_self || now->find(link->member.node_id)) continue;
+    if (const auto index = core_.names.known(link->member.node_id)) core_.directory.drop_holder(*index);
+  }
+  announcer_.view_changed(std::move(before));
+  caretaker_.wake();
+  return true;
+}
+
+void Service::member_up(const std::shared_ptr<MemberLink>& link) {
+  core_.sessions->adopt(link->handle.load(), link->member.node_id);
+  announcer_.member_up(link);
+  caretaker_.wake();
+}
+
+void Service::make_hot(const ObjectId& id, const NodeId& reader) {
+  caretaker_.push([this, id, reader] {
+    constexpr milliseconds kHotTimeout{10000};
+    const auto link = core_.cluster->view()->find(reader);
+    if (!link || link->is_self || !link->is_up()) return;
+    FetchOptions options;
+    options.extra = true;
+    const auto done = replicator_.send_to(link, core_.self.node_id, {&id, 1}, options, deadline_in(kHotTimeout));
+    if (done[0].ok()) core_.counters.add(NodeCounters::kHotReplicas);
+  });
+}
+
+}  // namespace kvferry::store

@@ -1,0 +1,94 @@
+// What a node answers: takes requests apart, says who may ask what, and hands them to the part of the node that knows.
+// Thread-safe.
+#pragma once
+
+#include <memory>
+#include <optional>
+
+#include "store/caretaker.h"
+#include "store/puts.h"
+#include "store/reads.h"
+
+namespace kvferry::store {
+
+class Service final : public Handler {
+ public:
+  explicit Service(NodeCore& core);
+  Status start();
+  void close();
+
+  Result<std::optional<Bytes>> quick(const Request& request) override;
+  Result<Bytes> handle(const Request& request) override;
+  std::size_t pool(Type type) const override;
+  void lost(std::uint64_t peer, const Status& why) override;
+  static RpcEndpoint::Pools threads() { return {2, 2, 4, 1}; }
+
+  // The same for a client in this process; the answer's body. kProtocolError: the request is malformed.
+  Result<Bytes> serve(const SessionInfo& who, ByteView request);
+
+  bool set_members(std::uint64_t view, std::vector<Member> members);
+  void member_up(const std::shared_ptr<MemberLink>& link);
+  std::uint64_t drain(Deadline deadline) { return caretaker_.drain(deadline); }
+  NodeStats stats() const;
+
+ private:
+  struct Asker {             // who asks
+    std::uint64_t peer = 0;  // 0: in this process
+    std::optional<SessionInfo> session;
+  };
+  // `wait` false: nullopt if it would have to wait.
+  Result<std::optional<Bytes>> dispatch(const Asker& asker, const MessageHeader& header, ByteView body, bool wait);
+  static Status may_ask(const Asker& asker, Type type);
+  template <typename Message>
+  Result<std::optional<Bytes>> run(const Asker& asker, const MessageHeader& header, ByteView body, bool wait);
+
+  using Wait = bool;
+  template <typename Message>
+  using Answered = std::optional<Result<typename Message::Answer>>;
+  // One per message; nullopt as in dispatch().
+  Answered<Attach> on(const Asker& asker, const Attach& attach, Wait wait);
+  Answered<Detach> on(const Asker& asker, const Detach& detach, Wait wait);
+  Answered<MemberList> on(const Asker& asker, const MemberList& news, Wait wait);
+  Answered<Members> on(const Asker& asker, const Members& members, Wait wait);
+  Answered<Ping> on(const Asker& asker, const Ping& ping, Wait wait);
+  Answered<PutInline> on(const Asker& asker, const PutInline& put, Wait wait);
+  Answered<Reserve> on(const Asker& asker, const Reserve& reserve, Wait wait);
+  Answered<Commit> on(const Asker& asker, const Commit& commit, Wait wait);
+  Answered<Abort> on(const Asker& asker, const Abort& abort, Wait wait);
+  Answered<PutFrom> on(const Asker& asker, const PutFrom& put, Wait wait);
+  Answered<Pin> on(const Asker& asker, const Pin& pin, Wait wait);
+  Answered<Unpin> on(const Asker& asker, const Unpin& unpin, Wait wait);
+  Answered<Exists> on(const Asker& asker, const Exists& exists, Wait wait);
+  Answered<Match> on(const Asker& asker, const Match& match, Wait wait);
+  Answered<Find> on(const Asker& asker, const Find& find, Wait wait);
+  Answered<Announce> on(const Asker& asker, const Announce& announce, Wait wait);
+  Answered<Retract> on(const Asker& asker, const Retract& retract, Wait wait);
+  Answered<Remove> on(const Asker& asker, const Remove& remove, Wait wait);
+  Answered<Drop> on(const Asker& asker, const Drop& drop, Wait wait);
+  Answered<Pull> on(const Asker& asker, const Pull& pull, Wait wait);
+  Answered<Prefetch> on(const Asker& asker, const Prefetch& prefetch, Wait wait);
+  Answered<List> on(const Asker& asker, const List& list, Wait wait);
+  Answered<WithTag> on(const Asker& asker, const WithTag& with_tag, Wait wait);
+  Answered<Stats> on(const Asker& asker, const Stats& stats, Wait wait);
+  Answered<Drain> on(const Asker& asker, const Drain& drain, Wait wait);
+  // These hold memory that their answer names until it is encoded.
+  Result<std::optional<Bytes>> get_inline(const Asker& asker, const MessageHeader& header, ByteView body, bool wait);
+  Result<std::optional<Bytes>> lookup(const Asker& asker, const MessageHeader& header, ByteView body, bool wait);
+
+  Status admit(const Attach& attach) const;
+  void admit_node(const NodeId& node);
+  std::vector<Status> remove_everywhere(const std::vector<ObjectId>& ids);
+  void make_hot(const ObjectId& id, const NodeId& reader);
+
+  NodeCore& core_;
+  Finder finder_;
+  Announcer announcer_;
+  Publisher publisher_;
+  Fetcher fetcher_;
+  Replicator replicator_;
+  Puts puts_;
+  Reads reads_;
+  Caretaker caretaker_;
+};
+
+}  // namespace kvferry::store

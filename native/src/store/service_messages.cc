@@ -1,0 +1,317 @@
+// Service: one function per message.
+#include <algorithm>
+#include <map>
+
+#include "base/log.h"
+#include "store/service.h"
+
+namespace kvferry::store {
+namespace {
+
+constexpr milliseconds kRemoveTimeout{5000};
+constexpr milliseconds kLongestPull{60000};
+constexpr std::uint32_t kMostListed = 512;  // of objects with long keys fit a message
+
+template <typename Answer, typename Message = Answer>
+std::optional<Result<Answer>> wrap(std::optional<Answer> answer) {
+  if (!answer) return std::nullopt;
+  return Result<Answer>(*std::move(answer));
+}
+
+}  // namespace
+
+// ---- sessions and members
+
+Status Service::admit(const Attach& attach) const {
+  const NodeOptions& options = core_.options;
+  if (attach.cluster != options.cluster) {
+    return {Code::kPermissionDenied,
+            "this node is of cluster '" + options.cluster + "', the caller of cluster '" + attach.cluster + "'"};
+  }
+  if (attach.who != Attach::Who::kNode) return {};
+  if (attach.home.is_nil()) return {Code::kInvalidArgument, "a node without an id"};
+  if (attach.default_replicas == options.default_replicas) return {};
+  return {Code::kPermissionDenied, "this node has default_replicas " + std::to_string(options.default_replicas) +
+                                       ", the caller " + std::to_string(attach.default_replicas) +
+                                       "; all nodes of a cluster must have the same"};
+}
+
+// It will tell anew all that it holds and this node owns: what was known of it may be out of date.
+void Service::admit_node(const NodeId& node) {
+  core_.cluster->set_settled(node, 0);
+  core_.directory.drop_holder(core_.names.of(node));
+  core_.cluster->wake();
+}
+
+Service::Answered<Attach> Service::on(const Asker& asker, const Attach& attach, Wait) {
+  if (const Status admitted = admit(attach); !admitted.ok()) return admitted;
+  const auto peer = core_.rpc->engine().peer(asker.peer);
+  if (!peer || asker.peer == 0) return Status(Code::kPeerLost, "the connection is gone");
+  if (attach.who == Attach::Who::kNode && peer->node_id() != attach.home) {
+    return Status(Code::kPermissionDenied, "a node attaches as itself");
+  }
+  auto session = core_.sessions->attach(asker.peer, attach, peer->same_host());
+  if (!session.ok()) return session.status();
+  if (!peer->status().ok()) lost(asker.peer, peer->status());  // it was lost before the session was known
+  if (attach.who == Attach::Who::kNode) admit_node(attach.home);
+  const auto view = core_.cluster->view();
+  Attach::Answer answer;
+  answer.node = core_.self.node_id;
+  answer.session = session->id;
+  answer.page = session->page;
+  answer.index = core_.index.key;
+  answer.pins = core_.pins.key;
+  for (const RegionInfo& arena : core_.arenas) answer.arenas.push_back(arena.key);
+  answer.default_replicas = core_.options.default_replicas;
+  answer.suspect_after = core_.options.suspect_after;
+  answer.pin_lease = core_.options.pin_lease;
+  answer.view = {view->number, view->members};
+  return Result<Attach::Answer>(std::move(answer));
+}
+
+Service::Answered<Detach> Service::on(const Asker& asker, const Detach&, Wait) {
+  if (const auto session = core_.sessions->detach(asker.peer)) puts_.end_session(session->id);
+  return Result<None>(None{});
+}
+
+Service::Answered<MemberList> Service::on(const Asker&, const MemberList&, Wait) {
+  return Result<None>(None{});  // nodes learn the members from their own source
+}
+
+Service::Answered<Members> Service::on(const Asker&, const Members&, Wait) {
+  const auto view = core_.cluster->view();
+  return Result<MemberList>(MemberList{view->number, view->members});
+}
+
+Service::Answered<Ping> Service::on(const Asker&, const Ping&, Wait) {
+  const auto view = core_.cluster->view();
+  return Result<Ping::Answer>(Ping::Answer{view->fingerprint, core_.is_settled(*view)});
+}
+
+// ---- puts and reads
+
+Service::Answered<PutInline> Service::on(const Asker& asker, const PutInline& put, Wait wait) {
+  return wrap<PutAnswer>(puts_.put_inline(asker.session->id, put, wait));
+}
+
+Service::Answered<Reserve> Service::on(const Asker& asker, const Reserve& reserve, Wait wait) {
+  if (asker.peer != 0 && asker.session->page == kNoPage) {
+    return Status(Code::kUnsupported, "only a client that has the node's memory mapped can write in place");
+  }
+  return wrap<Reserve::Answer>(puts_.reserve(asker.session->id, reserve.objects, wait));
+}
+
+Service::Answered<Commit> Service::on(const Asker& asker, const Commit& commit, Wait wait) {
+  return wrap<PutAnswer>(puts_.commit(asker.session->id, commit, wait));
+}
+
+Service::Answered<Abort> Service::on(const Asker& asker, const Abort& abort, Wait) {
+  puts_.abort(asker.session->id, abort);
+  return Result<None>(None{});
+}
+
+Service::Answered<PutFrom> Service::on(const Asker& asker, const PutFrom& put, Wait wait) {
+  if (!wait) return std::nullopt;
+  return Result<PutAnswer>(puts_.put_from(asker.session->id, asker.peer, put));
+}
+
+Service::Answered<Pin> Service::on(const Asker& asker, const Pin& pin, Wait wait) {
+  return wrap<Pin::Answer>(reads_.pin(*asker.session, pin, wait));
+}
+
+Service::Answered<Unpin> Service::on(const Asker& asker, const Unpin& unpin, Wait) {
+  return Result<Unpin::Answer>(reads_.unpin(*asker.session, unpin));
+}
+
+Service::Answered<Exists> Service::on(const Asker&, const Exists& exists, Wait wait) {
+  return wrap<Exists::Answer>(reads_.exists(exists, wait));
+}
+
+Service::Answered<Match> Service::on(const Asker&, const Match& match, Wait wait) {
+  return wrap<Match::Answer>(reads_.match(match, wait));
+}
+
+Service::Answered<Find> Service::on(const Asker&, const Find& find, Wait) {
+  return Result<Find::Answer>(reads_.find(find));
+}
+
+// ---- between nodes
+
+Service::Answered<Announce> Service::on(const Asker& asker, const Announce& announce, Wait wait) {
+  const NodeId& holder = asker.session->home;
+  const auto view = core_.cluster->view();
+  std::vector<Directory::Announced> objects;
+  bool doubtful = false;
+  for (const Announce::Item& item : announce.items) {
+    objects.push_back({item.id, item.digest, item.bytes, item.replicas, announce.fresh});
+    doubtful = doubtful || (announce.fresh && publisher_.needs_asking(*view, objects.back()));
+  }
+  if (doubtful && !wait) return std::nullopt;
+  std::vector<bool> conflicts(objects.size(), false);
+  if (doubtful) conflicts = publisher_.find_conflicts(*view, objects, deadline_in(core_.cluster->patience()));
+  Announce::Answer answer;
+  const HolderIndex index = core_.names.of(holder);
+  for (std::size_t i = 0; i < objects.size(); ++i) {
+    Announce::Done& done = answer.results.emplace_back();
+    done.said = Announce::Said::kConflict;
+    if (conflicts[i]) continue;
+    const auto said = core_.directory.announce(objects[i], index);
+    done.said = said.added == Directory::Added::kTaken     ? Announce::Said::kTaken
+                : said.added == Directory::Added::kRemoved ? Announce::Said::kRemoved
+                                                           : Announce::Said::kConflict;
+    const std::uint32_t own = core_.store->find(objects[i].id) ? 1 : 0;
+    done.holders = static_cast<std::uint8_t>(std::min<std::uint32_t>(said.holders + own, UINT8_MAX));
+  }
+  if (announce.settled_view == 0) return Result<Announce::Answer>(std::move(answer));
+  core_.cluster->set_settled(holder, announce.settled_view);
+  caretaker_.wake();
+  return Result<Announce::Answer>(std::move(answer));
+}
+
+Service::Answered<Retract> Service::on(const Asker& asker, const Retract& retract, Wait) {
+  if (const auto index = core_.names.known(asker.session->home)) {
+    for (const ObjectId& id : retract.ids) core_.directory.retract(id, *index);
+  }
+  return Result<None>(None{});
+}
+
+Service::Answered<Drop> Service::on(const Asker&, const Drop& drop, Wait) {
+  for (const ObjectId& id : drop.ids) (void)core_.store->remove(id);
+  return Result<None>(None{});
+}
+
+Service::Answered<Remove> Service::on(const Asker&, const Remove& remove, Wait wait) {
+  const auto view = core_.cluster->view();
+  const bool alone = view->members.size() == 1 && view->has_self;
+  if (!wait && !alone) return std::nullopt;
+  return Result<Statuses>(Statuses{remove_everywhere(remove.ids)});
+}
+
+std::vector<Status> Service::remove_everywhere(const std::vector<ObjectId>& ids) {
+  const auto view = core_.cluster->view();
+  const Clock::time_point now = Clock::now();
+  std::map<NodeId, std::vector<std::size_t>> by_holder;
+  for (std::size_t i = 0; i < ids.size(); ++i) {
+    const bool sure = core_.is_authoritative(*view, ids[i]);
+    const auto holders = core_.directory.remove(ids[i], now);
+    (void)core_.store->remove(ids[i]);
+    for (const HolderIndex holder : holders) by_holder[core_.names.node(holder)].push_back(i);
+    if (sure) continue;
+    for (const auto& link : view->links) {
+      if (!link->is_self) by_holder[link->member.node_id].push_back(i);
+    }
+  }
+  core_.counters.add(NodeCounters::kRemoved, ids.size());
+  std::vector<std::string> missed(ids.size());
+  std::vector<std::pair<const std::vector<std::size_t>*, Cluster::Asked<Drop>>> asked;
+  const auto miss = [&](const NodeId& node, const std::vector<std::size_t>& places) {
+    for (const std::size_t i : places) missed[i] += (missed[i].empty() ? "" : ", ") + node.to_string();
+  };
+  for (const auto& [holder, places] : by_holder) {
+    const auto link = view->find(holder);
+    if (!link || link->is_self) continue;
+    Drop drop;
+    for (const std::size_t i : places) drop.ids.push_back(ids[i]);
+    asked.emplace_back(&places, core_.cluster->ask(link, drop, deadline_in(kRemoveTimeout)));
+  }
+  for (auto& [places, call] : asked) {
+    if (!core_.cluster->answer(call).ok()) miss(call.link->member.node_id, *places);
+  }
+  std::vector<Status> out(ids.size());
+  for (std::size_t i = 0; i < ids.size(); ++i) {
+    if (missed[i].empty()) continue;
+    out[i] = {Code::kUnavailable, "these nodes did not answer and may still hold it: " + missed[i]};
+  }
+  return out;
+}
+
+Service::Answered<Pull> Service::on(const Asker& asker, const Pull& pull, Wait wait) {
+  if (!wait) return std::nullopt;
+  if (core_.draining && asker.session->who == Attach::Who::kNode) {
+    return Status(Code::kUnavailable, "the node is being drained");
+  }
+  const Deadline deadline = deadline_in(std::min(pull.timeout, kLongestPull));
+  const FetchOptions options{pull.extra, pull.only_if_room};
+  if (pull.source.is_nil()) return Result<Statuses>(Statuses{fetcher_.fetch_anywhere(pull.ids, options, deadline)});
+  const auto connection = fetcher_.connection_to(pull.source);
+  if (!connection.ok()) return connection.status();
+  return Result<Statuses>(Statuses{fetcher_.fetch(*connection, pull.ids, options, deadline)});
+}
+
+// ---- of clients and administrators
+
+Service::Answered<Prefetch> Service::on(const Asker&, const Prefetch& prefetch, Wait) {
+  std::vector<ObjectId> here, elsewhere;
+  for (const ObjectId& id : prefetch.ids) (core_.store->find(id) ? here : elsewhere).push_back(id);
+  core_.store->prefetch(here);
+  if (!elsewhere.empty()) {
+    const Deadline deadline = deadline_in(prefetch.within);
+    caretaker_.push([this, ids = std::move(elsewhere), deadline] {
+      if (!expired(deadline)) (void)fetcher_.fetch_anywhere(ids, {}, deadline);
+    });
+  }
+  return Result<None>(None{});
+}
+
+Service::Answered<List> Service::on(const Asker&, const List& list, Wait wait) {
+  if (!wait) return std::nullopt;
+  List::Answer answer;
+  const std::uint32_t limit = std::min(list.limit, kMostListed);
+  answer.objects = core_.store->list(list.tenant, list.prefix, list.after, limit);
+  answer.more = list.limit > limit && answer.objects.size() == limit;
+  // Keys and tags may be long: what does not fit is asked for again.
+  constexpr std::uint64_t kRoom = 900u << 10;
+  std::uint64_t bytes = 0;
+  std::size_t fit = 0;
+  for (const ObjectInfo& object : answer.objects) {
+    bytes += 64 + object.key.size() + object.tenant.size();
+    for (const std::string& tag : object.tags) bytes += tag.size() + 2;
+    if (bytes > kRoom) break;
+    ++fit;
+  }
+  answer.more = answer.more || fit < answer.objects.size();
+  answer.objects.resize(fit);
+  return Result<List::Answer>(std::move(answer));
+}
+
+Service::Answered<WithTag> Service::on(const Asker&, const WithTag& with_tag, Wait wait) {
+  if (!wait) return std::nullopt;
+  WithTag::Answer answer;
+  answer.ids = core_.store->with_tag(with_tag.tenant, with_tag.tag);
+  std::ranges::sort(answer.ids);
+  if (!with_tag.after.is_nil()) {
+    answer.ids.erase(answer.ids.begin(), std::ranges::upper_bound(answer.ids, with_tag.after));
+  }
+  answer.more = answer.ids.size() > kMaxIds;
+  answer.ids.resize(std::min(answer.ids.size(), kMaxIds));
+  return Result<WithTag::Answer>(std::move(answer));
+}
+
+Service::Answered<Stats> Service::on(const Asker&, const Stats&, Wait wait) {
+  if (!wait) return std::nullopt;
+  return Result<NodeStats>(stats());
+}
+
+Service::Answered<Drain> Service::on(const Asker&, const Drain& drain_request, Wait wait) {
+  if (!wait) return std::nullopt;
+  return Result<Drain::Answer>(Drain::Answer{drain(deadline_in(drain_request.timeout))});
+}
+
+NodeStats Service::stats() const {
+  NodeStats stats = core_.store->stats();
+  stats.directory_entries = core_.directory.entries();
+  stats.clients = core_.sessions->count();
+  stats.metadata_bytes += core_.directory.memory_bytes();
+  core_.counters.snapshot(&stats.counters);
+  stats.counters["malformed_messages_total"] = core_.rpc->malformed();
+  stats.counters["refused_requests_total"] = core_.rpc->refused();
+  for (std::string& why : core_.cluster->refusals()) stats.degraded.push_back(std::move(why));
+  const auto view = core_.cluster->view();
+  for (const auto& link : view->links) {
+    if (!link->is_up()) stats.degraded.push_back("member " + link->member.node_id.to_string() + " does not answer");
+  }
+  if (core_.draining) stats.degraded.push_back("draining");
+  return stats;
+}
+
+}  // namespace kvferry::store
