@@ -21,23 +21,27 @@ namespace kvferry::testing {
 class ChildProcess {
  public:
   ChildProcess(std::uint64_t length, const std::string& memory, const std::string& transports,
-               const std::string& security = "") {
+               const std::string& security = "")
+      : ChildProcess(KVFERRY_ENGINE_CHILD, {std::to_string(length), memory, transports, security}) {}
+  // Any program that prints "ENDPOINT NODE_ID" as its first line and ends with its input.
+  ChildProcess(const std::string& program, std::vector<std::string> words) {
     std::array<int, 2> input{}, output{};
     if (::pipe2(input.data(), O_CLOEXEC) != 0 || ::pipe2(output.data(), O_CLOEXEC) != 0) return;
     stdin_.reset(input[1]);
-    UniqueFd child_in(input[0]), child_out(output[1]), from_child(output[0]);
+    stdout_.reset(output[0]);
+    UniqueFd child_in(input[0]), child_out(output[1]);
     posix_spawn_file_actions_t actions;
     posix_spawn_file_actions_init(&actions);
     posix_spawn_file_actions_adddup2(&actions, child_in.get(), STDIN_FILENO);
     posix_spawn_file_actions_adddup2(&actions, child_out.get(), STDOUT_FILENO);
-    std::vector<std::string> words{KVFERRY_ENGINE_CHILD, std::to_string(length), memory, transports, security};
+    words.insert(words.begin(), program);
     std::vector<char*> arguments;
     for (std::string& word : words) arguments.push_back(word.data());
     arguments.push_back(nullptr);
-    if (::posix_spawn(&pid_, KVFERRY_ENGINE_CHILD, &actions, nullptr, arguments.data(), environ) != 0) pid_ = -1;
+    if (::posix_spawn(&pid_, program.c_str(), &actions, nullptr, arguments.data(), environ) != 0) pid_ = -1;
     posix_spawn_file_actions_destroy(&actions);
     child_out.reset();
-    read_greeting(from_child.get());
+    read_greeting(read_line());
   }
   ~ChildProcess() {
     if (pid_ > 0) signal(SIGKILL);
@@ -58,15 +62,22 @@ class ChildProcess {
     stdin_.reset();
     reap();
   }
+  void tell(const std::string& line) const {
+    const std::string text = line + '\n';
+    EXPECT_EQ(::write(stdin_.get(), text.data(), text.size()), static_cast<ssize_t>(text.size()));
+  }
+  std::string read_line() const {
+    std::string line;
+    char byte = 0;
+    while (::read(stdout_.get(), &byte, 1) == 1 && byte != '\n') line += byte;
+    return line;
+  }
   void reap() {
     if (pid_ > 0) ::waitpid(std::exchange(pid_, -1), nullptr, 0);
   }
 
  private:
-  void read_greeting(int fd) {
-    std::string line;
-    char byte = 0;
-    while (::read(fd, &byte, 1) == 1 && byte != '\n') line += byte;
+  void read_greeting(const std::string& line) {
     const std::size_t space = line.find(' ');
     if (space == std::string::npos) return;
     const auto endpoint = Endpoint::parse(line.substr(0, space));
@@ -77,7 +88,7 @@ class ChildProcess {
   }
 
   pid_t pid_ = -1;
-  UniqueFd stdin_;
+  UniqueFd stdin_, stdout_;
   Endpoint endpoint_;
   NodeId node_;
 };

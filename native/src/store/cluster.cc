@@ -90,6 +90,17 @@ std::shared_ptr<const ClusterView> Cluster::view() const {
   return view_;
 }
 
+// The one that it has, if it stays where it was.
+std::shared_ptr<MemberLink> Cluster::link_locked(const Member& member) const {
+  auto link = view_->find(member.node_id);
+  const bool moved = link && !link->is_self && link->member.endpoint.to_string() != member.endpoint.to_string();
+  if (!link || moved) link = std::make_shared<MemberLink>(member);
+  const auto said = settled_.find(member.node_id);
+  if (said != settled_.end()) link->settled = said->second;
+  link->is_self = member.node_id == options_.self.node_id;
+  return link;
+}
+
 bool Cluster::set_members(std::uint64_t number, std::vector<Member> members) {
   if (members.empty()) members = {options_.self};
   std::ranges::sort(members, {}, &Member::node_id);
@@ -106,14 +117,8 @@ bool Cluster::set_members(std::uint64_t number, std::vector<Member> members) {
     const std::lock_guard lock(mutex_);
     if (number <= view_->number && view_->number != 0) return false;
     for (const Member& member : members) {
-      auto link = view_->find(member.node_id);
-      const bool moved = link && !link->is_self && link->member.endpoint.to_string() != member.endpoint.to_string();
-      if (!link || moved) link = std::make_shared<MemberLink>(member);
-      const auto said = settled_.find(member.node_id);
-      if (said != settled_.end()) link->settled = said->second;
-      link->is_self = member.node_id == options_.self.node_id;
-      next->has_self = next->has_self || link->is_self;
-      next->links.push_back(std::move(link));
+      next->links.push_back(link_locked(member));
+      next->has_self = next->has_self || next->links.back()->is_self;
     }
     next->members = std::move(members);
     for (const auto& link : view_->links) {

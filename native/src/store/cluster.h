@@ -139,6 +139,7 @@ class Cluster {
   static bool is_silence(const Status& status, bool patient) {
     return status.code() == Code::kPeerLost || (status.code() == Code::kDeadlineExceeded && !patient);
   }
+  std::shared_ptr<MemberLink> link_locked(const Member& member) const;
   static Status down(const MemberLink& link);
   void run();
   Clock::time_point look_after(const std::shared_ptr<MemberLink>& link, Clock::time_point now);

@@ -78,6 +78,8 @@ class Service final : public Handler {
   Status admit(const Attach& attach) const;
   void admit_node(const NodeId& node);
   std::vector<Status> remove_everywhere(const std::vector<ObjectId>& ids);
+  std::vector<Status> drop_at(const ClusterView& view, const std::vector<ObjectId>& ids,
+                              const std::map<NodeId, std::vector<std::size_t>>& by_holder);
   void make_hot(const ObjectId& id, const NodeId& reader);
 
   NodeCore& core_;

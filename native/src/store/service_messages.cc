@@ -202,20 +202,24 @@ std::vector<Status> Service::remove_everywhere(const std::vector<ObjectId>& ids)
     }
   }
   core_.counters.add(NodeCounters::kRemoved, ids.size());
-  std::vector<std::string> missed(ids.size());
+  return drop_at(*view, ids, by_holder);
+}
+
+std::vector<Status> Service::drop_at(const ClusterView& view, const std::vector<ObjectId>& ids,
+                                     const std::map<NodeId, std::vector<std::size_t>>& by_holder) {
   std::vector<std::pair<const std::vector<std::size_t>*, Cluster::Asked<Drop>>> asked;
-  const auto miss = [&](const NodeId& node, const std::vector<std::size_t>& places) {
-    for (const std::size_t i : places) missed[i] += (missed[i].empty() ? "" : ", ") + node.to_string();
-  };
   for (const auto& [holder, places] : by_holder) {
-    const auto link = view->find(holder);
+    const auto link = view.find(holder);
     if (!link || link->is_self) continue;
     Drop drop;
     for (const std::size_t i : places) drop.ids.push_back(ids[i]);
     asked.emplace_back(&places, core_.cluster->ask(link, drop, deadline_in(kRemoveTimeout)));
   }
+  std::vector<std::string> missed(ids.size());
   for (auto& [places, call] : asked) {
-    if (!core_.cluster->answer(call).ok()) miss(call.link->member.node_id, *places);
+    if (core_.cluster->answer(call).ok()) continue;
+    const std::string node = call.link->member.node_id.to_string();
+    for (const std::size_t i : *places) missed[i] += (missed[i].empty() ? "" : ", ") + node;
   }
   std::vector<Status> out(ids.size());
   for (std::size_t i = 0; i < ids.size(); ++i) {
