@@ -236,8 +236,14 @@ class LogTest : public ::testing::Test {
   // compacted, meanwhile.
   std::unique_ptr<Log> open_copy(RecoveredObjects* recovered, std::uint64_t capacity = 16 * kSegment) {
     const std::string copy = folder_.file("copy");
-    std::filesystem::remove_all(copy);
-    std::filesystem::copy(folder_.file("log"), copy);
+    const Deadline patience = soon();
+    std::error_code error;
+    do {  // again if the background thread cut or renamed a file meanwhile
+      std::filesystem::remove_all(copy);
+      error.clear();
+      std::filesystem::copy(folder_.file("log"), copy, error);
+    } while (error && !expired(patience));
+    EXPECT_FALSE(error) << error.message();
     LogOptions options = this->options();
     options.directory = copy;
     options.capacity = capacity;
