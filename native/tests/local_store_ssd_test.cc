@@ -8,6 +8,7 @@
 #include <thread>
 
 #include "log_fixture.h"
+#include "store/object_attributes.h"
 #include "store_fixture.h"
 
 namespace kvferry::store {
@@ -170,6 +171,38 @@ TEST_F(SsdStore, RemovedObjectsStayRemoved) {
   const StoreOnMemory again(elsewhere);
   EXPECT_FALSE(again.has(0));
   EXPECT_TRUE(again.has(1));
+}
+
+// Evicted, put again with other bytes, and killed before the older record was erased.
+TEST_F(SsdStore, FindsTheNewerOfTwoVersions) {
+  LogOptions log_options;
+  log_options.directory = folder_.file("ssd");
+  log_options.capacity = 128 * kMiB;
+  auto log = Log::open(log_options, [](const LogRecord&, const LogPlace&) {});
+  ASSERT_TRUE(log.ok()) << log.status().to_string();
+  const std::vector<std::byte> bytes(100);
+  const std::span<const std::byte> piece(bytes);
+  const std::string attributes = encode_attributes({}, kNoWallExpiry);
+  const auto append = [&](std::uint64_t number, std::uint64_t version) {
+    const std::string key = testing::key_of(number);
+    const LogRecord record{id_of(number), key, 100, digest_for(id_of(number), version), attributes};
+    ASSERT_TRUE((*log)->append(record, std::span(&piece, 1), soon()).ok());
+  };
+  append(1, 0);
+  append(2, 0);
+  append(2, 1);
+  append(3, 0);
+  append(3, 0);
+  append(4, 0);
+  EXPECT_TRUE((*log)->append({id_of(5), "k", 100, {}, "nonsense"}, std::span(&piece, 1), soon()).ok());
+  log->reset();
+  for (int start = 0; start < 2; ++start) {
+    open(options());
+    EXPECT_TRUE(node().has(1) && node().has(3) && node().has(4));
+    EXPECT_EQ(node()->find(id_of(2))->digest, digest_for(id_of(2), 1));
+    EXPECT_FALSE(node().has(5));
+    EXPECT_EQ(node()->stats().objects, 4u);
+  }
 }
 
 TEST_F(SsdStore, BringsBackAheadOfTime) {

@@ -84,7 +84,7 @@ void LocalStoreImpl::prefetching() {
 // Before start() returns, by its thread.
 bool LocalStoreImpl::recover(const SsdObject& found, const LogPlace& place) {
   const Lock lock(mutex_);
-  if (table_->find(found.object.id)) return false;
+  if (table_->find(found.object.id)) return false;  // the log tells of the newest record only
   const auto slot = table_->take_slot();
   if (!slot) return false;
   const std::uint64_t expires_ms =

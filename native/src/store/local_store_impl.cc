@@ -152,8 +152,7 @@ Result<bool> LocalStoreImpl::commit(Session session, PutId put, const ContentDig
   table_->insert(reservation.slot, reservation.object,
                  {digest, Tier::kDram, std::move(reservation.places), expiry_of(reservation.object)});
   if (ssd_ && options_.ssd_write == WriteMode::kWriteThrough && !reservation.object.extra) {
-    unwritten_.push_back(reservation.object.id);
-    call_for_tiering();
+    await_write(reservation.object.id);
   }
   return true;
 }
@@ -219,19 +218,12 @@ bool LocalStoreImpl::unpin(Session session, PinId pin) {
 }
 
 bool LocalStoreImpl::remove(const ObjectId& id) {
-  constexpr milliseconds kForTheDisk{1000};
   Lock lock(mutex_);
   const auto slot = find_current(id);
   if (!slot) return false;
   counters_.add(StoreCounters::kRemoved);
-  const auto place = table_->log_place(*slot);
-  retire({table_->erase(*slot)});
-  if (!place) return true;
-  // Not left to the background: a node that is killed after this must not come back with the object.
-  lock.unlock();
-  const std::vector<LogErase> failed = ssd_->erase({{id, *place}}, deadline_in(kForTheDisk));
-  lock.lock();
-  log_erases_.insert(log_erases_.end(), failed.begin(), failed.end());
+  retire({take_out(*slot)});
+  if (ssd_) erase_now(lock, id);
   return true;
 }
 

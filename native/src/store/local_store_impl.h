@@ -81,7 +81,7 @@ class LocalStoreImpl final : public LocalStore {
   bool above_high_water() const { return used_bytes() > high_water_; }
   void call_for_upkeep(bool needed);
 
-  // tiering.cc: out of memory, to SSD or another node. By the thread of that name, but for the first two.
+  // tiering.cc: out of memory, to SSD or another node. By the thread of that name, but for what puts and removals call.
   bool wait_for_tiering(Lock& lock, std::uint64_t bytes, Deadline until);
   void call_for_tiering();
   void tiering();
@@ -103,6 +103,8 @@ class LocalStoreImpl final : public LocalStore {
   void settle(std::vector<Departure>& batch, bool leave);
   bool note_place(const Departure& departure);
   void make_room_on_ssd(Lock& lock);
+  void await_write(const ObjectId& id);
+  void erase_now(Lock& lock, const ObjectId& id);
   void erase_from_log(Lock& lock);
 
   // bring_back.cc: from SSD into memory.

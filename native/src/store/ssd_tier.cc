@@ -72,16 +72,15 @@ Result<std::unique_ptr<SsdTier>> SsdTier::open(const NodeOptions& options, std::
 
 bool SsdTier::usable() const {
   const std::lock_guard lock(mutex_);
-  return Clock::now() >= left_alone_until_;
+  return Clock::now() >= writes_.left_alone_until;
 }
 
 std::optional<std::string> SsdTier::trouble() const {
-  {
-    const std::lock_guard lock(mutex_);
-    if (!failure_.ok()) return "ssd: " + failure_.to_string();
-  }
   const std::string background = log_->trouble().to_string();
   const std::lock_guard lock(mutex_);
+  for (const Side* side : {&writes_, &reads_}) {
+    if (!side->failure.ok()) return "ssd: " + side->failure.to_string();
+  }
   if (background == overcome_) return std::nullopt;
   return "ssd: " + background;
 }
@@ -90,23 +89,27 @@ std::uint64_t SsdTier::most_live_bytes() const {
   return static_cast<std::uint64_t>(static_cast<double>(log_->usage().capacity) * kMostLive);
 }
 
-void SsdTier::note(const Status& status) {
+void SsdTier::note(Side& side, const Status& status) {
   const std::lock_guard lock(mutex_);
   if (!is_failure(status)) {
-    if (status.ok() && !failure_.ok()) {
-      log_event(LogLevel::kWarning, "ssd_tier_recovered");
-      failure_ = {};
-      failures_ = 0;
-      left_alone_until_ = {};
-    }
+    if (!status.ok() || side.failure.ok()) return;
+    log_event(LogLevel::kWarning, "ssd_tier_recovered", {{"side", side.name}});
+    side = {side.name, {}};
     return;
   }
   counters_.add(StoreCounters::kSsdErrors);
-  if (failure_.ok()) log_event(LogLevel::kWarning, "ssd_tier_degraded", {{"status", status}});
-  failure_ = status;
-  const milliseconds pause = std::min(kLongestPause, kFirstPause * (1 << std::min(failures_, 6)));
-  if (Clock::now() >= left_alone_until_) ++failures_;
-  left_alone_until_ = Clock::now() + pause;
+  if (side.failure.ok()) log_event(LogLevel::kWarning, "ssd_tier_degraded", {{"side", side.name}, {"status", status}});
+  side.failure = status;
+  const milliseconds pause = std::min(kLongestPause, kFirstPause * (1 << std::min(side.failures, 6)));
+  if (Clock::now() >= side.left_alone_until) ++side.failures;
+  side.left_alone_until = Clock::now() + pause;
+}
+
+void SsdTier::note_full(const Status& status) {
+  const std::lock_guard lock(mutex_);
+  if (!writes_.failure.ok()) return;
+  log_event(LogLevel::kWarning, "ssd_tier_degraded", {{"side", writes_.name}, {"status", status}});
+  writes_.failure = status;
 }
 
 std::vector<Result<LogPlace>> SsdTier::append(std::span<const Write> writes, Deadline deadline) {
@@ -127,7 +130,7 @@ std::vector<Result<LogPlace>> SsdTier::append(std::span<const Write> writes, Dea
   for (const Result<LogPlace>& place : places) {
     if (!place.ok() && (worst.ok() || is_failure(place.status()))) worst = place.status();
   }
-  note(worst);
+  note(writes_, worst);
   if (!worst.ok()) return places;
   // It writes again, so what went wrong in the background before is over.
   const std::string background = log_->trouble().to_string();
@@ -148,10 +151,10 @@ Status SsdTier::read(const ObjectId& id, const LogPlace& place, const std::vecto
   for (const Status& status : log_->read_batch(reads, deadline)) {
     if (status.ok()) continue;
     // Whoever asked had no more time; that tells nothing of the disk.
-    if (status.code() != Code::kDeadlineExceeded) note(status);
+    if (status.code() != Code::kDeadlineExceeded) note(reads_, status);
     return status;
   }
-  note({});
+  note(reads_, {});
   return {};
 }
 
@@ -165,7 +168,7 @@ std::vector<LogErase> SsdTier::erase(std::vector<LogErase> erases, Deadline dead
     failed.push_back(erases[i]);
     worst = results[i];
   }
-  note(worst);
+  if (!worst.ok()) note(writes_, worst);  // that a note of a removal was written does not mean that objects can be
   return failed;
 }
 

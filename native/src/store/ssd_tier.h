@@ -51,19 +51,25 @@ class SsdTier {
   LogUsage usage() const { return log_->usage(); }
   std::uint64_t most_live_bytes() const;       // of the payloads, so that the log can still compact
   std::optional<std::string> trouble() const;  // why it is degraded
+  // Objects were dropped since the log takes nothing, and giving up others did not help: degraded until it does.
+  void note_full(const Status& status);
   void close() { log_->close(); }
 
  private:
   explicit SsdTier(StoreCounters& counters) : counters_(counters) {}
-  void note(const Status& status);
+  struct Side {  // what reads and writes do is told apart: a disk may be readable only
+    const char* name;
+    Status failure;  // the last one, OK since something worked
+    int failures = 0;
+    Clock::time_point left_alone_until{};
+  };
+  void note(Side& side, const Status& status);
 
   StoreCounters& counters_;
   std::unique_ptr<Log> log_;
   mutable std::mutex mutex_;
-  Status failure_;                               // the last one, OK since something worked
+  Side reads_{"read", {}}, writes_{"write", {}};
   std::string overcome_ = Status().to_string();  // trouble of the log's that is over, or none
-  int failures_ = 0;
-  Clock::time_point left_alone_until_{};
 };
 
 }  // namespace kvferry::store

@@ -14,7 +14,8 @@ constexpr milliseconds kRound{100};
 constexpr std::uint64_t kBatchBytes = 16u << 20;
 constexpr std::size_t kBatchObjects = 256;
 constexpr milliseconds kWriteTime{5000};  // for a batch; a disk that takes longer counts as failing
-constexpr int kMostFullRounds = 3;        // then what the log has no room for is dropped
+constexpr milliseconds kEraseTime{1000};
+constexpr int kMostFullRounds = 3;  // then what the log has no room for is dropped
 constexpr std::size_t kMostErases = 1024;
 
 }  // namespace
@@ -69,7 +70,9 @@ std::size_t LocalStoreImpl::let_go(Lock& lock, std::uint64_t bytes) {
   std::vector<Departure> batch;
   std::uint64_t size = 0;
   std::vector<Retired> retired;
-  while (batch.size() < kBatchObjects && size < std::min(bytes, kBatchBytes)) {
+  // Small enough that what is held while it is written is never all there is.
+  const std::uint64_t most = std::min({bytes, kBatchBytes, memory_.arenas().capacity() / 4});
+  while (batch.size() < kBatchObjects && size < most) {
     const Slot slot = next_victim();
     if (slot == kNoSlot) break;
     const bool extra = table_->records().extra(slot);
@@ -110,6 +113,7 @@ std::size_t LocalStoreImpl::write_through(Lock& lock) {
   if (batch.empty()) return 0;
   move_out(lock, batch, /*demote=*/false);
   settle(batch, /*leave=*/false);
+  room_made_.notify_all();  // remove() waits for what is being appended
   return batch.size();
 }
 
@@ -154,7 +158,8 @@ void LocalStoreImpl::move_out(Lock& lock, std::vector<Departure>& batch, bool de
 // What became of them while nobody looked.
 void LocalStoreImpl::settle(std::vector<Departure>& batch, bool leave) {
   std::vector<Retired> retired;
-  bool full = false, written = false;
+  Status full;
+  bool written = false;
   memory_.look_at_pins();
   for (Departure& departure : batch) {
     const Slot slot = departure.slot;
@@ -164,7 +169,7 @@ void LocalStoreImpl::settle(std::vector<Departure>& batch, bool leave) {
     written |= stored;
     const bool no_room =
         departure.place && !departure.place->ok() && departure.place->status().code() == Code::kResourceExhausted;
-    full |= no_room;
+    if (no_room) full = departure.place->status();
     if (!there || !leave || memory_.pinned(departure.pin_word)) continue;
     if (departure.taken) counters_.add(StoreCounters::kDemotedRemote);
     if (departure.taken) {
@@ -173,7 +178,8 @@ void LocalStoreImpl::settle(std::vector<Departure>& batch, bool leave) {
       retired.push_back(leave_memory(slot));
     }
   }
-  full_rounds_ = written ? 0 : full_rounds_ + (full ? 1 : 0);
+  full_rounds_ = written ? 0 : full_rounds_ + (full.ok() ? 0 : 1);
+  if (full_rounds_ == kMostFullRounds) ssd_->note_full(full);
   retire(std::move(retired));
   call_for_upkeep(!dropped_.empty());
 }
@@ -226,6 +232,34 @@ void LocalStoreImpl::make_room_on_ssd(Lock& lock) {
   }
   retire(std::move(retired));
   erase_from_log(lock);
+}
+
+void LocalStoreImpl::await_write(const ObjectId& id) {
+  // Most of them have left memory by another way when the disk does not keep up.
+  if (unwritten_.size() > 2 * table_->dram_objects() + 4096) {
+    std::erase_if(unwritten_, [this](const ObjectId& at) {
+      const auto slot = table_->find(at);
+      return !slot || table_->log_place(*slot);
+    });
+  }
+  unwritten_.push_back(id);
+  call_for_tiering();
+}
+
+// A removed object is not left to the background: a node that is killed after that must not come back with it.
+void LocalStoreImpl::erase_now(Lock& lock, const ObjectId& id) {
+  const Deadline end = deadline_in(kEraseTime);
+  room_made_.wait_until(lock, end, [&] { return closed_ || appending_.count(id) == 0; });
+  std::vector<LogErase> mine;
+  std::erase_if(log_erases_, [&](const LogErase& erase) {
+    if (erase.id == id) mine.push_back(erase);
+    return erase.id == id;
+  });
+  if (mine.empty()) return;
+  lock.unlock();
+  const std::vector<LogErase> failed = ssd_->erase(std::move(mine), end);
+  lock.lock();
+  log_erases_.insert(log_erases_.end(), failed.begin(), failed.end());
 }
 
 void LocalStoreImpl::erase_from_log(Lock& lock) {
