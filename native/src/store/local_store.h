@@ -80,6 +80,8 @@ struct LocalStoreOptions {
   std::shared_ptr<log::Disk> ssd_disk;  // tests: another file system
 };
 
+// The functions that it is given own what they need: one may be called a last time just after it was withdrawn, up to
+// the end of close().
 class LocalStore {
  public:
   static std::uint64_t index_bytes(const NodeOptions& options);
@@ -103,10 +105,11 @@ class LocalStore {
 
   virtual std::optional<Held> find(const ObjectId& id) const = 0;  // no access, no pin
   // Counts as an access. Brings it back from SSD if need be, until `deadline`. kNotFound; kResourceExhausted;
-  // kDataCorrupt (it is then dropped: absent from now on).
+  // kDataCorrupt (it is then dropped: absent from now on); kUnavailable, kDeadlineExceeded: it could not be read now.
   virtual Result<Pinned> pin(Session session, const ObjectId& id, Deadline deadline) = 0;
   virtual bool unpin(Session session, PinId pin) = 0;  // false: the lease had ended, what was read may be wrong
-  virtual bool remove(const ObjectId& id) = 0;         // false if absent
+  // False if absent. Waits up to a second for the log, so that what was removed does not come back after a crash.
+  virtual bool remove(const ObjectId& id) = 0;
 
   // Everything of that session is released: at once, or, if `still_writes` is given, when that has returned false (it
   // is asked from a thread of the store's, some times a second).
@@ -137,7 +140,7 @@ class LocalStore {
   // For tests: kInternal, with the figures, unless every byte of memory is free, an object's, reserved, or still read
   // although its object is gone, and index and table agree.
   virtual Status check() const = 0;
-  virtual void close() = 0;  // flushes the log; idempotent
+  virtual void close() = 0;  // writes what is still to be written to the log; idempotent
 };
 
 }  // namespace kvferry::store
