@@ -54,7 +54,11 @@ class Bench {
          {options.dram_bytes, LocalStore::index_bytes(options), LocalStore::pins_bytes(options)}) {
       memory_.push_back(arena_of(bytes));
     }
-    LocalStoreOptions local{{bytes_of(memory_[0])}, bytes_of(memory_[1]), bytes_of(memory_[2]), {}, options};
+    LocalStoreOptions local;
+    local.arenas = {bytes_of(memory_[0])};
+    local.index = bytes_of(memory_[1]);
+    local.pins = bytes_of(memory_[2]);
+    local.node = options;
     const SharedMemory shared{local.index, local.pins, local.arenas};
     auto store = LocalStore::create(std::move(local));
     if (!store.ok()) fail(store.status().to_string());
