@@ -91,7 +91,7 @@ TEST(LocalStore, KeepsTheMemoryOfPutsThatCameTooLate) {
   const NewObject object = StoreOnMemory::object(1, kMiB);
   const auto late = node->reserve(1, object, soon());
   ASSERT_TRUE(late.ok());
-  ASSERT_TRUE(eventually([&] { return node.counter("put_leases_ended_total") == 1; }));
+  ASSERT_TRUE(eventually([&] { return node.counter("reservation_leases_ended_total") == 1; }));
   // Refused, and its writer may still write: nobody else gets that memory.
   EXPECT_EQ(node->commit(1, late->put, digest_for(object.id)).status().code(), Code::kNotFound);
   EXPECT_EQ(node.put(2, kMiB).code(), Code::kResourceExhausted);
@@ -103,7 +103,7 @@ TEST(LocalStore, KeepsTheMemoryOfPutsThatCameTooLate) {
   // A key is not unusable because its first writer went away; its late end does not complete the newer put.
   const auto dead = node->reserve(3, object, soon());
   ASSERT_TRUE(dead.ok());
-  ASSERT_TRUE(eventually([&] { return node.counter("put_leases_ended_total") == 2; }));
+  ASSERT_TRUE(eventually([&] { return node.counter("reservation_leases_ended_total") == 2; }));
   EXPECT_FALSE(node.has(1));
   EXPECT_FALSE(node->remove(object.id));
   node->end_session(3);

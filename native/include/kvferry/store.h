@@ -110,6 +110,8 @@ struct StoreOptions {
   std::string tenant;           // keys of different tenants never meet
   milliseconds timeout{10000};  // default deadline of a call
   bool verify = false;          // check the digest of everything that is read
+  // Asked when the node is lost: where the one is that has taken its place. Thread-safe, must not wait long.
+  std::function<std::optional<Endpoint>()> find_node;
 };
 
 struct PutOptions {

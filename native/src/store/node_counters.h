@@ -39,7 +39,7 @@ class NodeCounters {
   void add(Id id, std::uint64_t n = 1) { values_[id].fetch_add(n, std::memory_order_relaxed); }
   void snapshot(std::map<std::string, std::uint64_t>* out) const {
     static constexpr std::array<const char*, kCount> kNames{"puts_total",
-                                                            "put_bytes",
+                                                            "put_bytes_total",
                                                             "puts_there_total",
                                                             "put_conflicts_total",
                                                             "puts_failed_total",
@@ -52,13 +52,13 @@ class NodeCounters {
                                                             "dropped_removed_total",
                                                             "asked_everywhere_total",
                                                             "pulled_total",
-                                                            "pulled_bytes",
+                                                            "pulled_bytes_total",
                                                             "pulls_failed_total",
                                                             "repaired_total",
                                                             "hot_replicas_total",
-                                                            "demoted_total",
+                                                            "moved_to_nodes_total",
                                                             "drained_total",
-                                                            "removed_total",
+                                                            "removed_by_clients_total",
                                                             "suspicions_total"};
     for (std::size_t i = 0; i < kCount; ++i) (*out)[kNames[i]] = values_[i].load(std::memory_order_relaxed);
   }

@@ -1,0 +1,57 @@
+// What the parts of one client share.
+#pragma once
+
+#include <array>
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+
+#include "kvferry/store.h"
+#include "store/client/home.h"
+#include "store/client/links.h"
+#include "store/client/memory.h"
+#include "store/rpc.h"
+
+namespace kvferry::store {
+
+struct ClientCounters {
+  std::atomic<std::uint64_t> puts{0}, put_bytes{0}, put_conflicts{0}, put_failures{0};
+  std::atomic<std::uint64_t> memory_hits{0}, ssd_hits{0}, remote_hits{0}, misses{0}, get_failures{0};
+  std::atomic<std::uint64_t> get_bytes{0}, failovers{0}, reattached{0};
+};
+
+struct ClientCore {
+  ClientCore(StoreOptions given, Endpoint where) : options(std::move(given)), endpoint(where), ids(options.tenant) {}
+
+  // The node we are attached to, attached again if it was lost. kUnavailable: at most one try in 200 ms.
+  Result<std::shared_ptr<Home>> home(Deadline deadline);
+  Status home_status() const;
+
+  const StoreOptions options;
+  Endpoint endpoint;  // where the node is; guarded by mutex once the client is made
+  const ObjectIds ids;
+  ClientCounters counters;
+  std::unique_ptr<RpcEndpoint> rpc;
+  std::unique_ptr<Links> links;
+  std::unique_ptr<ProgramMemory> memory;
+
+  mutable std::mutex mutex;
+  std::shared_ptr<Home> current;  // guarded by mutex, as is what follows
+  Clock::time_point next_try{};
+  Status last_failure;
+  bool closed = false;
+};
+
+// For calls whose answer takes the other side no work: within the node's patience, and the deadline.
+inline Deadline soon(const ClientCore& core, Deadline deadline) {
+  return std::min(deadline, Clock::now() + core.links->patience());
+}
+
+// True for errors after which the node is to be passed over, and another one asked.
+constexpr bool node_failed(Code code) {
+  return code == Code::kPeerLost || code == Code::kUnavailable || code == Code::kDeadlineExceeded ||
+         code == Code::kCancelled || code == Code::kProtocolError || code == Code::kIdentityMismatch;
+}
+
+}  // namespace kvferry::store

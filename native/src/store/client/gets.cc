@@ -1,0 +1,184 @@
+#include "store/client/gets.h"
+
+#include <algorithm>
+#include <deque>
+#include <map>
+#include <string>
+
+#include "store/client/pinned_read.h"
+#include "store/runs.h"
+
+namespace kvferry::store {
+namespace {
+
+// Values up to this size come inside of messages: to pin, read and let go would take three round trips.
+constexpr std::uint64_t kInlineBytes = 32u << 10;
+constexpr int kHomeTries = 3;
+
+using Wanted = std::vector<Want*>;
+
+Wanted open_ones(std::span<Want> wants) {
+  Wanted open;
+  for (Want& want : wants) {
+    if (!want.done) open.push_back(&want);
+  }
+  return open;
+}
+
+// In place, without a message. Leaves those open that are not in this node's memory.
+void from_memory(ClientCore& core, const Home& home, std::span<Want> wants) {
+  LocalReader& reader = *home.reader();
+  for (Want& want : wants) {
+    auto pin = reader.pin(want.id);
+    if (!pin.ok() || !pin->has_value()) continue;
+    const LocalPin& held = **pin;
+    const auto runs = home.memory(held.places);
+    const std::vector<std::span<const std::byte>> bytes(runs.begin(), runs.end());
+    deliver(want, bytes, held.held);
+    reader.unpin(held);
+    core.counters.memory_hits.fetch_add(1, std::memory_order_relaxed);
+  }
+}
+
+// From the node's SSD, or when this client has no pin left: the node pins it for us.
+void from_home(ClientCore& core, const Home& home, const Wanted& open, Deadline deadline) {
+  Wanted here;
+  for (Want* want : open) {
+    if (home.reader()->find(want->id)) here.push_back(want);
+  }
+  for (int attempt = 0; attempt < kHomeTries && !here.empty(); ++attempt) {
+    (void)read_pinned(core, home.connection(), &home, here, deadline);
+    std::erase_if(here, [](const Want* want) { return want->done; });
+    core.counters.ssd_hits.fetch_add(here.empty() ? 1 : 0, std::memory_order_relaxed);
+  }
+}
+
+// Small values that came with the answer of `where`.
+bool take_value(Want& want, ByteView value, const ContentDigest& digest) {
+  const std::span<const std::byte> run = value;
+  deliver(want, {&run, 1}, {value.size(), digest, Tier::kDram, 1});
+  return want.done;
+}
+
+class FromOthers {
+ public:
+  FromOthers(ClientCore& core, const Home* home, Wanted open, Deadline deadline)
+      : core_(core), home_(home), open_(std::move(open)), deadline_(deadline) {}
+
+  Status run() {
+    std::vector<ObjectId> ids;
+    for (const Want* want : open_) ids.push_back(want->id);
+    auto found = where(core_, ids, deadline_, static_cast<std::uint32_t>(kInlineBytes),
+                       [this](std::size_t index, ByteView value, const ContentDigest& digest) {
+                         return take_value(*open_[index], value, digest);
+                       });
+    if (!found.ok()) return found.status();
+    for (std::size_t i = 0; i < open_.size(); ++i) {
+      if (open_[i]->done) {
+        core_.counters.remote_hits.fetch_add(1, std::memory_order_relaxed);
+      } else if ((*found)[i].found) {
+        ways_.push_back({open_[i], std::move((*found)[i]), 0, {}});
+      }
+    }
+    while (!ways_.empty() && Clock::now() < deadline_) try_next_holders();
+    for (const Way& way : ways_) last_failure(way);
+    return {};
+  }
+
+ private:
+  struct Way {
+    Want* want;
+    Found found;
+    std::size_t next = 0;  // holder to try
+    Status failure;
+  };
+
+  void try_next_holders() {
+    std::map<NodeId, std::vector<Way*>> groups;
+    for (Way& way : ways_) {
+      if (way.next < way.found.holders.size()) groups[way.found.holders[way.next++]].push_back(&way);
+    }
+    if (groups.empty()) {
+      for (const Way& way : ways_) last_failure(way);
+      ways_.clear();
+      return;
+    }
+    for (auto& [node, ways] : groups) read_from(node, ways);
+    std::erase_if(ways_, [this](const Way& way) {
+      if (way.want->done) core_.counters.remote_hits.fetch_add(1, std::memory_order_relaxed);
+      return way.want->done;
+    });
+  }
+
+  void read_from(const NodeId& node, const std::vector<Way*>& ways) {
+    const auto connection = core_.links->to(node, deadline_);
+    Status failure = connection.status();
+    if (connection.ok()) {
+      Wanted wants;
+      for (const Way* way : ways) wants.push_back(way->want);
+      const bool at_home = home_ != nullptr && home_->node() == node && home_->reader() != nullptr;
+      failure = read_pinned(core_, *connection, at_home ? home_ : nullptr, wants, deadline_);
+    }
+    if (failure.ok()) return;
+    for (Way* way : ways) way->failure = failure;
+    if (node_failed(failure.code()) && Clock::now() < deadline_) {
+      core_.links->suspect(node);
+      core_.counters.failovers.fetch_add(1, std::memory_order_relaxed);
+    }
+  }
+
+  // Gone from wherever it was said to be is absent; so is what only a node has that does not answer.
+  static void last_failure(const Way& way) {
+    if (way.want->done || way.failure.ok() || node_failed(way.failure.code())) return;
+    way.want->finish(way.failure, 0);
+  }
+
+  ClientCore& core_;
+  const Home* home_;
+  const Wanted open_;
+  const Deadline deadline_;
+  std::deque<Way> ways_;
+};
+
+void finish_open(ClientCore& core, std::span<Want> wants, const Status& failure, Deadline deadline) {
+  for (Want& want : wants) {
+    if (want.done) continue;
+    if (!failure.ok()) {
+      want.finish(failure, 0);
+    } else if (Clock::now() >= deadline) {
+      want.finish({Code::kDeadlineExceeded, "the object could not be read in the time allowed"}, 0);
+    } else {
+      want.finish({Code::kNotFound, "there is no such object"}, 0);
+      core.counters.misses.fetch_add(1, std::memory_order_relaxed);
+    }
+  }
+}
+
+}  // namespace
+
+std::uint64_t Want::room() const { return total_bytes(target); }
+
+void Want::finish(Status status, std::uint64_t bytes) {
+  result = {std::move(status), bytes};
+  done = true;
+}
+
+void get(ClientCore& core, std::span<Want> wants, Deadline deadline) {
+  const auto home = core.home(deadline);
+  const Home* here = home.ok() && (*home)->reader() != nullptr ? home->get() : nullptr;
+  if (here != nullptr) {
+    from_memory(core, *here, wants);
+    from_home(core, *here, open_ones(wants), deadline);
+  }
+  Status failure;
+  const Wanted open = open_ones(wants);
+  const bool alone = here != nullptr && core.links->members()->all.size() <= 1;
+  if (!open.empty() && !alone) failure = FromOthers(core, here, open, deadline).run();
+  if (!home.ok() && core.links->members()->all.empty()) failure = home.status();
+  finish_open(core, wants, failure, deadline);
+  std::uint64_t bytes = 0;
+  for (const Want& want : wants) bytes += want.result.status.ok() ? want.result.bytes : 0;
+  core.counters.get_bytes.fetch_add(bytes, std::memory_order_relaxed);
+}
+
+}  // namespace kvferry::store

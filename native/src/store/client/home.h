@@ -1,0 +1,40 @@
+// The node that a client is attached to, and on the node's host its memory, read and written in place.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "store/client/links.h"
+#include "store/local_reader.h"
+#include "wire/messages.h"
+
+namespace kvferry::store {
+
+class Home {
+ public:
+  // kUnavailable and others of Engine::connect; kPermissionDenied: another cluster.
+  static Result<std::shared_ptr<Home>> attach(Links& links, const Endpoint& endpoint, const std::string& cluster,
+                                              std::uint64_t ended_session, Deadline deadline);
+
+  const std::shared_ptr<const Connection>& connection() const { return connection_; }
+  const NodeId& node() const { return connection_->attached.node; }
+  bool alive() const { return connection_->peer->status().ok(); }
+  LocalReader* reader() const { return reader_.get(); }  // null: the node is on another host
+  // Places of the node as memory of this process; only if there is a reader. Empty: no such memory.
+  std::vector<std::span<std::byte>> memory(std::span<const Place> places) const;
+  std::vector<std::span<std::byte>> memory(std::span<const wire::PieceDescriptor> places) const;
+
+ private:
+  explicit Home(std::shared_ptr<const Connection> connection) : connection_(std::move(connection)) {}
+  Status map_memory(Deadline deadline);
+
+  const std::shared_ptr<const Connection> connection_;  // keeps the memory mapped
+  std::map<RegionKey, std::uint32_t> arenas_;           // index of each
+  std::unique_ptr<LocalReader> reader_;
+};
+
+}  // namespace kvferry::store

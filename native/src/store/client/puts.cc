@@ -1,0 +1,203 @@
+#include "store/client/puts.h"
+
+#include <algorithm>
+#include <string>
+
+#include "store/runs.h"
+
+namespace kvferry::store {
+namespace {
+
+// Values up to this size travel inside of the message, which saves a round trip and costs two copies more.
+constexpr std::uint64_t kInlineBytes = 8u << 10;
+constexpr std::uint64_t kRemoteInlineBytes = 64u << 10;
+constexpr std::uint64_t kRoundBytes = 64u << 20;  // reserved at once, so that one client does not fill the memory
+
+using Offers = std::vector<Offer*>;
+
+PutResult from(const PutDone& done) { return {done.status, done.created, done.replicas}; }
+
+// The bytes are there already, or others are.
+PutResult compare(const Offer& offer, const Held& existing) {
+  if (existing.bytes == offer.object.bytes && existing.digest == digest_of(offer.value)) return {{}, false, 1};
+  return {Status{Code::kConflict, "other bytes (" + std::to_string(existing.bytes) + ", these are " +
+                                      std::to_string(offer.object.bytes) +
+                                      ") are stored under this key, and objects are written once: remove it first"},
+          false, 0};
+}
+
+// Calls send(part) for parts of at most `max_count` offers and about `max_bytes` bytes.
+template <typename Send>
+void in_parts(const Offers& offers, std::size_t max_count, std::uint64_t max_bytes, Send send) {
+  std::size_t first = 0;
+  while (first < offers.size()) {
+    std::size_t count = 0;
+    std::uint64_t bytes = 0;
+    while (first + count < offers.size() && count < max_count) {
+      const std::uint64_t more = offers[first + count]->object.bytes;
+      if (count > 0 && bytes + more > max_bytes) break;
+      bytes += more;
+      ++count;
+    }
+    send(std::span(offers).subspan(first, count));
+    first += count;
+  }
+}
+
+void fail_all(std::span<Offer* const> offers, const Status& why) {
+  for (Offer* offer : offers) {
+    if (!offer->done) offer->finish({why, false, 0});
+  }
+}
+
+class ToNode {
+ public:
+  ToNode(ClientCore& core, const Home& home, Deadline deadline) : core_(core), home_(home), deadline_(deadline) {}
+
+  void run(std::span<Offer> offers) {
+    Offers small;
+    Offers large;
+    const std::uint64_t limit = home_.reader() != nullptr ? kInlineBytes : kRemoteInlineBytes;
+    for (Offer& offer : offers) {
+      if (!offer.done) (offer.object.bytes <= limit ? small : large).push_back(&offer);
+    }
+    // In order, so that of equal keys the first one is stored.
+    in_parts(small, kMaxObjects, kMaxInlineBytes, [this](auto part) { put_inline(part); });
+    if (home_.reader() != nullptr) {
+      in_parts(large, kMaxObjects, kRoundBytes, [this](auto part) { put_in_place(part); });
+    } else {
+      in_parts(large, kMaxPutFrom, kRoundBytes, [this](auto part) { put_from(part); });
+    }
+  }
+
+ private:
+  std::uint64_t node() const { return home_.connection()->handle(); }
+
+  void take(std::span<Offer* const> offers, const Result<std::vector<PutDone>>& results) {
+    if (!results.ok()) return fail_all(offers, results.status());
+    if (results->size() != offers.size()) {
+      return fail_all(offers, {Code::kProtocolError, "the node did not answer for each object"});
+    }
+    for (std::size_t i = 0; i < offers.size(); ++i) offers[i]->finish(from((*results)[i]));
+  }
+
+  template <typename Request>
+  void send(std::span<Offer* const> offers, const Request& request) {
+    auto answer = core_.rpc->call(node(), request, deadline_);
+    take(offers, answer.ok() ? Result<std::vector<PutDone>>((*answer)->results) : answer.status());
+  }
+
+  void put_inline(std::span<Offer* const> offers) {
+    PutInline request;
+    Bytes joined;
+    std::uint64_t total = 0;
+    for (const Offer* offer : offers) total += offer->object.bytes;
+    joined.resize(total);
+    std::uint64_t used = 0;
+    for (const Offer* offer : offers) {
+      const std::span<std::byte> room = std::span(joined).subspan(used, offer->object.bytes);
+      const ContentDigest digest = copy_and_digest(offer->value, {&room, 1});
+      request.items.push_back({offer->object, digest, room});
+      used += offer->object.bytes;
+    }
+    send(offers, request);
+  }
+
+  void put_in_place(std::span<Offer* const> offers) {
+    Reserve request;
+    for (const Offer* offer : offers) request.objects.push_back(offer->object);
+    auto answer = core_.rpc->call(node(), request, deadline_);
+    if (!answer.ok()) return fail_all(offers, answer.status());
+    if ((*answer)->results.size() != offers.size()) {
+      return fail_all(offers, {Code::kProtocolError, "the node did not answer for each object"});
+    }
+    Commit commit;
+    Offers written;
+    Abort abort;
+    for (std::size_t i = 0; i < offers.size(); ++i) {
+      const Reserve::Done& done = (*answer)->results[i];
+      Offer& offer = *offers[i];
+      if (!done.status.ok()) {
+        offer.finish({done.status, false, 0});
+      } else if (done.existing) {
+        offer.finish(compare(offer, *done.existing));
+      } else if (const auto digest = write(offer, done)) {
+        commit.items.push_back({done.put, *digest});
+        written.push_back(&offer);
+      } else {
+        abort.puts.push_back(done.put);
+      }
+    }
+    if (!abort.puts.empty()) (void)core_.rpc->post(node(), abort, deadline_);
+    if (!written.empty()) send(written, commit);
+  }
+
+  std::optional<ContentDigest> write(Offer& offer, const Reserve::Done& reserved) {
+    const auto places = home_.memory(std::span(reserved.places));
+    if (total_bytes(places) == offer.object.bytes) return copy_and_digest(offer.value, places);
+    offer.finish({{Code::kProtocolError, "the node reserved memory of another size than was asked for"}, false, 0});
+    return std::nullopt;
+  }
+
+  void put_from(std::span<Offer* const> offers) {
+    ProgramMemory::Use memory(*core_.memory);
+    PutFrom request;
+    Offers sent;
+    for (Offer* offer : offers) {
+      auto pieces = describe(offer->value, memory);
+      if (pieces.ok()) {
+        request.items.push_back({offer->object, std::move(*pieces), digest_of(offer->value)});
+        sent.push_back(offer);
+      } else {
+        offer->finish({pieces.status(), false, 0});
+      }
+    }
+    if (!sent.empty()) send(sent, request);
+  }
+
+  static Result<std::vector<wire::PieceDescriptor>> describe(ConstPieces value, ProgramMemory::Use& memory) {
+    std::vector<wire::PieceDescriptor> pieces;
+    for (const auto& run : value) {
+      if (run.empty()) continue;
+      if (pieces.size() == kMaxPutPieces) {
+        return {Code::kInvalidArgument, "a value for a node of another host may have at most " +
+                                            std::to_string(kMaxPutPieces) + " pieces; register or join them"};
+      }
+      KVF_ASSIGN_OR_RETURN(const LocalRun local, memory.of(run.data(), run.size(), kRemoteRead));
+      pieces.push_back({local.region, local.offset, local.length});
+    }
+    return pieces;
+  }
+
+  ClientCore& core_;
+  const Home& home_;
+  const Deadline deadline_;
+};
+
+void count(ClientCore& core, std::span<Offer> offers) {
+  for (const Offer& offer : offers) {
+    const Status& status = offer.result.status;
+    core.counters.puts.fetch_add(1, std::memory_order_relaxed);
+    if (status.ok()) core.counters.put_bytes.fetch_add(offer.object.bytes, std::memory_order_relaxed);
+    if (status.code() == Code::kConflict) core.counters.put_conflicts.fetch_add(1, std::memory_order_relaxed);
+    if (!status.ok()) core.counters.put_failures.fetch_add(1, std::memory_order_relaxed);
+  }
+}
+
+}  // namespace
+
+void put(ClientCore& core, std::span<Offer> offers, Deadline deadline) {
+  const auto home = core.home(deadline);
+  if (home.ok()) {
+    for (Offer& offer : offers) {
+      if (offer.object.replicas == 0) offer.object.replicas = (*home)->connection()->attached.default_replicas;
+    }
+    ToNode(core, **home, deadline).run(offers);
+  }
+  for (Offer& offer : offers) {
+    if (!offer.done) offer.finish({home.status(), false, 0});
+  }
+  count(core, offers);
+}
+
+}  // namespace kvferry::store
