@@ -33,6 +33,8 @@ PYBIND11_MODULE(_native, module) {
   bind_engine(module, blocking);
   bind_index(module, blocking);
   bind_replay(module, blocking);
+  bind_node(module, blocking);
+  bind_store(module, blocking);
   module.attr("BLOCKING") = blocking.names();
   module.attr("__all__") = public_names(module);
 }

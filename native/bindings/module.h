@@ -18,5 +18,7 @@ void bind_transfer(py::module_& module, Blocking& blocking);  // Plan and Transf
 void bind_engine(py::module_& module, Blocking& blocking);
 void bind_index(py::module_& module, Blocking& blocking);  // KeySpace, KeyChain and ChainIndex
 void bind_replay(py::module_& module, Blocking& blocking);
+void bind_node(py::module_& module, Blocking& blocking);
+void bind_store(py::module_& module, Blocking& blocking);  // Store and View
 
 }  // namespace kvferry::python
