@@ -15,23 +15,27 @@ from kvferry.config.loader import load_config
 from kvferry.config.logs import apply_log_options
 from kvferry.config.runtime import make_private, runtime_directory
 from kvferry.config.schema import (
+    AdminOptions,
     ClusterOptions,
     Config,
     HandoffOptions,
     LogOptions,
     RouterOptions,
+    StoreOptions,
     TransferOptions,
 )
 from kvferry.config.sources import environment_value, read_small_file
 from kvferry.config.units import approximate_size, format_duration, format_size, parse_duration, parse_size
 
 __all__ = [
+    "AdminOptions",
     "ClusterOptions",
     "Config",
     "Field",
     "HandoffOptions",
     "LogOptions",
     "RouterOptions",
+    "StoreOptions",
     "TransferOptions",
     "all_fields",
     "apply_log_options",

@@ -24,7 +24,7 @@ class Field(NamedTuple):
     type: Any  # the annotation, limits included
     default: Any
     doc: str
-    unit: str  # "seconds", "bytes" or ""
+    unit: str  # "seconds", "bytes", "share" (of 1) or ""
     expected: str  # in words, limits included: "integer from 1 to 64"
 
     @property

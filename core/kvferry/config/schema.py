@@ -353,6 +353,128 @@ class ClusterOptions(Options, frozen=True, kw_only=True):
     key_file: Annotated[str, Meta(description="PEM file with the private key of `cert_file`.")] = ""
 
 
+class StoreOptions(Options, frozen=True, kw_only=True):
+    """The pool of KV objects: what a node of it offers, and how programs use it."""
+
+    dram: Annotated[int, _size("Memory that this node offers for objects.", ge=1 << 20, le=1 << 50)] = 1 << 30
+    ssd_directory: Annotated[
+        str, Meta(description="Directory of this node's SSD tier, used by one node at a time. Empty: none.")
+    ] = ""
+    ssd: Annotated[int, _size("Space that the SSD tier may take in `ssd_directory`.", ge=0, le=1 << 55)] = 0
+    policy: Annotated[
+        Literal["prefix", "lru", "lfu", "s3fifo"],
+        Meta(
+            description="Which objects leave memory first. `prefix`: by expected reuse, ends of chains "
+            "before their beginnings. The others are the plain policies of these names."
+        ),
+    ] = "prefix"
+    ssd_policy: Annotated[
+        Literal["prefix", "lru", "lfu", "s3fifo"], Meta(description="The same for the SSD tier.")
+    ] = "lru"
+    ssd_write: Annotated[
+        Literal["back", "through"],
+        Meta(description="When objects go to SSD: `back`, when they leave memory; `through`, at every put."),
+    ] = "back"
+    ssd_sync: Annotated[
+        Literal["none", "segment", "commit"],
+        Meta(
+            description="When the SSD tier waits for the disk: `none` survives the end of the process; "
+            "`segment` and `commit` also power loss, but for the last segment, or not even that."
+        ),
+    ] = "none"
+    watermark_high: Annotated[
+        float,
+        Meta(
+            gt=0,
+            le=1,
+            extra={"unit": "share"},
+            description="Share of `dram` in use at which eviction begins.",
+        ),
+    ] = 0.95
+    watermark_low: Annotated[
+        float,
+        Meta(gt=0, le=1, extra={"unit": "share"}, description="Share of `dram` in use at which it ends."),
+    ] = 0.90
+    max_objects: Annotated[
+        int,
+        Meta(ge=0, le=1 << 31, description="Objects kept at most; 0: by the capacities of the tiers."),
+    ] = 0
+    demote_to_remote: Annotated[
+        bool,
+        Meta(description="Offer objects that leave memory to other nodes that have room, before SSD."),
+    ] = False
+    replicas: Annotated[
+        int,
+        Meta(
+            ge=1,
+            le=16,
+            description="Nodes that hold each object, on different hosts as far as there are any, unless a "
+            "put says otherwise. The same on all nodes.",
+        ),
+    ] = 1
+    hot_reads: Annotated[
+        int,
+        Meta(
+            ge=0,
+            le=1 << 20,
+            description="An object read so often from another host within `hot_window_s` gets a replica "
+            "there; 0: never.",
+        ),
+    ] = 8
+    hot_window_s: Annotated[float, _seconds("See `hot_reads`.")] = 10.0
+    reservation_lease_s: Annotated[
+        float, _seconds("A put that was begun and is not finished by then is given up.")
+    ] = 30.0
+    pin_lease_s: Annotated[
+        float,
+        _seconds(
+            "How long a reader on another host may take over one read. Readers of this host need no lease: "
+            "their pins end with their process."
+        ),
+    ] = 60.0
+    suspect_after_s: Annotated[float, _seconds("A node that does not answer for so long is passed over.")] = (
+        1.0
+    )
+    timeout_s: Annotated[float, _seconds("Time allowed for a call that was given none.")] = 10.0
+    verify: Annotated[
+        bool, Meta(description="Check the digest of everything that is read, also from memory.")
+    ] = False
+    tenant: Annotated[
+        str,
+        Meta(
+            max_length=255,
+            description="Keys of different tenants never meet; no tenant sees another's objects.",
+        ),
+    ] = ""
+    node: Annotated[
+        str,
+        Meta(
+            description="Node that programs use, `host:port`. Empty: the one of this user on this machine "
+            "that belongs to `cluster.name`."
+        ),
+    ] = ""
+
+
+class AdminOptions(Options, frozen=True, kw_only=True):
+    """The HTTP interface of a node: health, status, metrics, administration."""
+
+    bind: Annotated[
+        str,
+        Meta(
+            min_length=1,
+            description="Address and port to listen on; port 0 lets the kernel choose. An address other than "
+            "loopback needs `token_file`.",
+        ),
+    ] = "127.0.0.1:0"
+    token_file: Annotated[
+        str,
+        Meta(
+            description="File with the token that requests must carry (`Authorization: Bearer TOKEN`), all "
+            "but `/health`. Surrounding white space is dropped. Empty: none is asked for."
+        ),
+    ] = ""
+
+
 class LogOptions(Options, frozen=True, kw_only=True):
     """What is logged."""
 
@@ -375,6 +497,8 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     handoff: HandoffOptions = HandoffOptions()
     router: RouterOptions = RouterOptions()
     cluster: ClusterOptions = ClusterOptions()
+    store: StoreOptions = StoreOptions()
+    admin: AdminOptions = AdminOptions()
     log: LogOptions = LogOptions()
     sources: Mapping[str, str] = {}
 
@@ -384,5 +508,7 @@ SECTIONS: Mapping[str, type[Options]] = {
     "handoff": HandoffOptions,
     "router": RouterOptions,
     "cluster": ClusterOptions,
+    "store": StoreOptions,
+    "admin": AdminOptions,
     "log": LogOptions,
 }

@@ -18,6 +18,8 @@ from kvferry._native import (
     TransportStats,
 )
 from kvferry.config import TransferOptions
+from kvferry.transfer._buffers import Memory, memory_of
+from kvferry.transfer._options import native_options
 from kvferry.transfer._topology import topology
 from kvferry.transfer.convenience import Remote, TransferEngine
 from kvferry.transfer.engine import Engine
@@ -30,6 +32,7 @@ __all__ = [
     "BlockList",
     "Endpoint",
     "Engine",
+    "Memory",
     "Message",
     "Peer",
     "PeerStats",
@@ -44,5 +47,7 @@ __all__ = [
     "TransferOptions",
     "TransferStages",
     "TransportStats",
+    "memory_of",
+    "native_options",
     "topology",
 ]

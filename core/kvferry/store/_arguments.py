@@ -1,0 +1,71 @@
+"""From Python values to the arrays that the native store takes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from kvferry.errors import InvalidArgumentError
+from kvferry.transfer import Memory, memory_of
+
+# Keys of a batch: a sequence of keys, or one uint8 array of shape [n, length], e.g. of block keys.
+Keys = Sequence[bytes | str] | np.ndarray
+
+_EMPTY = Memory(0, 0, read_only=False, owner=b"")
+
+
+def key_bytes(key: bytes | str) -> bytes:
+    """Return a key as bytes: text is encoded as UTF-8."""
+    return key.encode() if isinstance(key, str) else bytes(key)
+
+
+def keys_argument(keys: Keys) -> Any:
+    """Return keys in a form that the native store reads: a list of bytes, or the array itself."""
+    if isinstance(keys, np.ndarray):
+        return np.ascontiguousarray(keys)
+    if isinstance(keys, (bytes, str)):
+        raise InvalidArgumentError(f"keys must be a sequence of keys, not one key: [{keys!r}]")
+    return [key_bytes(key) for key in keys]
+
+
+class Runs(NamedTuple):
+    """Where the bytes of many values lie. `owners` must live as long as the call."""
+
+    addresses: Any  # numpy uint64 [runs of all values]
+    lengths: Any  # numpy uint64, alike
+    counts: Any  # numpy int64 [values]: how many runs each has
+    owners: list[object]
+
+
+def runs_of(values: Sequence[Any], *, writable: bool) -> Runs:
+    """Find the memory of values, each a buffer or a list or tuple of buffers that follow one another.
+
+    Raises `InvalidArgumentError` for what has no contiguous host memory, or is read-only though `writable`.
+    """
+    memories: list[Memory] = []
+    counts = np.empty(len(values), dtype=np.int64)
+    for index, value in enumerate(values):
+        parts = value if isinstance(value, (list, tuple)) else (value,)
+        counts[index] = len(parts)
+        memories.extend(_memory(part, writable=writable) for part in parts)
+    return Runs(
+        np.fromiter((memory.address for memory in memories), dtype=np.uint64, count=len(memories)),
+        np.fromiter((memory.length_bytes for memory in memories), dtype=np.uint64, count=len(memories)),
+        counts,
+        [memory.owner for memory in memories],
+    )
+
+
+def _memory(value: Any, *, writable: bool) -> Memory:
+    if isinstance(value, (bytes, bytearray, memoryview)) and len(value) == 0:
+        return _EMPTY
+    memory = memory_of(value)
+    if memory.kind != "host":
+        raise InvalidArgumentError(
+            f"the store moves host memory; this value lies in memory of kind {memory.kind}"
+        )
+    if writable and memory.read_only:
+        raise InvalidArgumentError(f"a {type(value).__name__} that is read-only cannot be read into")
+    return memory

@@ -1,0 +1,308 @@
+"""The store as programs use it."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator, Sequence
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+
+from kvferry import _native
+from kvferry._native import NodeStats, ObjectInfo
+from kvferry.errors import InvalidArgumentError, KVFerryError, NotFoundError, OutOfRangeError
+from kvferry.store._arguments import Keys, Runs, key_bytes, keys_argument, runs_of
+from kvferry.store.aio import AsyncStore
+from kvferry.store.results import GetResult, PutResult
+from kvferry.store.view import View
+from kvferry.transfer import memory_of
+
+_MAX_LIST = 1000  # objects asked for at once by `scan`
+
+
+class Store:
+    """Puts objects to the nodes of a cluster and gets them back; made by `kvferry.store.open_store`.
+
+    Objects are bytes under keys (at most 1 KiB, any bytes; text counts as UTF-8), written once: putting the
+    same bytes again is fine, other bytes under the same key are a `ConflictError`. A cache may forget, so
+    every reader must be ready for absence; what it does get are the right bytes. Values are buffers (bytes,
+    numpy arrays, torch tensors) or lists of buffers that are stored one behind the other. Calls of one key
+    raise errors; calls of many return one result per key, in order. Times are seconds; `timeout_s` None means
+    the store's default. All methods are thread-safe and give up the interpreter lock; `aio` has the same ones
+    awaitable. A context manager.
+    """
+
+    def __init__(self, native: _native.Store, *, timeout_s: float, owned: Any = None) -> None:
+        self._native = native
+        self._timeout_s = timeout_s
+        self._owned = owned  # e.g. the node embedded with it, closed after it
+
+    @functools.cached_property
+    def aio(self) -> AsyncStore:
+        """The same calls to be awaited."""
+        return AsyncStore(self)
+
+    # Writing
+
+    def put(
+        self,
+        key: bytes | str,
+        value: Any,
+        *,
+        replicas: int = 0,
+        ttl_s: float | None = None,
+        tags: Sequence[str] = (),
+        parent: bytes | str | None = None,
+        timeout_s: float | None = None,
+    ) -> PutResult:
+        """Store `value` under `key`. `replicas` 0: as the cluster's default. `parent`: the key before it in
+        its chain.
+
+        Raises `ConflictError` (other bytes are there), `ResourceExhaustedError` (all memory is in use right
+        now), `OutOfRangeError` (larger than the node's memory), `InvalidArgumentError`, `UnavailableError`,
+        `DeadlineExceededError`.
+        """
+        parents = None if parent is None else [parent]
+        [result] = self.put_many(
+            [key], [value], replicas=replicas, ttl_s=ttl_s, tags=tags, parents=parents, timeout_s=timeout_s
+        )
+        if result.error is not None:
+            raise result.error
+        return result
+
+    def put_many(
+        self,
+        keys: Keys,
+        values: Sequence[Any],
+        *,
+        replicas: int = 0,
+        ttl_s: float | None = None,
+        tags: Sequence[str] = (),
+        parents: Keys | None = None,
+        chain: bool = False,
+        timeout_s: float | None = None,
+    ) -> list[PutResult]:
+        """Store many values. `chain`: each key's parent is the one before it, as in a prefix of KV blocks."""
+        return self.put_runs(
+            keys,
+            runs_of(values, writable=False),
+            replicas=replicas,
+            ttl_s=ttl_s,
+            tags=tags,
+            parents=parents,
+            chain=chain,
+            timeout_s=timeout_s,
+        )
+
+    def put_runs(
+        self,
+        keys: Keys,
+        runs: Runs,
+        *,
+        replicas: int = 0,
+        ttl_s: float | None = None,
+        tags: Sequence[str] = (),
+        parents: Keys | None = None,
+        chain: bool = False,
+        timeout_s: float | None = None,
+    ) -> list[PutResult]:
+        """As `put_many`, from addresses: for callers that have thousands of runs in arrays."""
+        arguments = _native.PutArguments()
+        arguments.timeout_s = self._timeout(timeout_s)
+        arguments.replicas = replicas
+        arguments.ttl_s = ttl_s
+        arguments.tags = list(tags)
+        arguments.chain = chain
+        before = None if parents is None else keys_argument(parents)
+        found = self._native.put(
+            keys_argument(keys), runs.addresses, runs.lengths, runs.counts, arguments, before
+        )
+        return [PutResult(*each) for each in found]
+
+    # Reading
+
+    def get(self, key: bytes | str, *, timeout_s: float | None = None) -> bytes | None:
+        """Return a copy of the object, or None if it is absent."""
+        name = key_bytes(key)
+        target = bytearray(4096)
+        for _ in range(2):  # once more if it is longer than guessed; its size never changes
+            try:
+                count = self.get_into(name, target, timeout_s=timeout_s)
+                return bytes(memoryview(target)[:count])
+            except NotFoundError:
+                return None
+            except OutOfRangeError:
+                [size] = self.sizes([name], timeout_s=timeout_s)
+                if size is None:
+                    return None
+                target = bytearray(size)
+        return None  # removed and stored anew, longer, in between
+
+    def get_into(self, key: bytes | str, target: Any, *, timeout_s: float | None = None) -> int:
+        """Read the object into a buffer, or a list of buffers, without a copy in between; return its size.
+
+        Raises `NotFoundError` (absent), `OutOfRangeError` (longer than the target), `DeadlineExceededError`,
+        `UnavailableError`. After an error the content of the target is undefined.
+        """
+        [result] = self.get_many_into([key], [target], timeout_s=timeout_s)
+        if result.error is not None:
+            raise result.error
+        return result.bytes
+
+    def get_many_into(
+        self,
+        keys: Keys,
+        targets: Sequence[Any],
+        *,
+        timeout_s: float | None = None,
+        verify: bool | None = None,
+    ) -> list[GetResult]:
+        """Read many objects. `verify`: check the digest of what was read (default: the store's setting)."""
+        return self.get_runs_into(keys, runs_of(targets, writable=True), timeout_s=timeout_s, verify=verify)
+
+    def get_runs_into(
+        self, keys: Keys, runs: Runs, *, timeout_s: float | None = None, verify: bool | None = None
+    ) -> list[GetResult]:
+        """As `get_many_into`, to addresses: for callers that have thousands of runs in arrays."""
+        found = self._native.get_into(
+            keys_argument(keys), runs.addresses, runs.lengths, runs.counts, self._timeout(timeout_s), verify
+        )
+        return [GetResult(*each) for each in found]
+
+    def get_range(self, key: bytes | str, offset: int, target: Any, *, timeout_s: float | None = None) -> int:
+        """Fill the buffer with the object's bytes from `offset` on; return how many.
+
+        Raises as `get_into`; `OutOfRangeError` if offset and length leave the object.
+        """
+        memory = memory_of(target)
+        if memory.read_only:
+            raise InvalidArgumentError(f"a {type(target).__name__} that is read-only cannot be read into")
+        return self._native.get_range(
+            key_bytes(key), offset, memory.address, memory.length_bytes, self._timeout(timeout_s)
+        )
+
+    def view(self, key: bytes | str, *, timeout_s: float | None = None) -> View:
+        """Pin the object in the memory of this host's node and return a read-only view of it, without a copy.
+
+        What lies on SSD or on another host is brought here first. Raises `NotFoundError`, `UnsupportedError`
+        (the node is on another host), `ResourceExhaustedError` (no room here, or too many views),
+        `DeadlineExceededError`.
+        """
+        return View(self._native.view(key_bytes(key), self._timeout(timeout_s)))
+
+    # Asking
+
+    def exists(self, key: bytes | str, *, timeout_s: float | None = None) -> bool:
+        """Say whether the object is there. Neither pins it nor counts as an access."""
+        return bool(self.exists_many([key], timeout_s=timeout_s)[0])
+
+    def exists_many(self, keys: Keys, *, timeout_s: float | None = None) -> np.ndarray:
+        """Return a bool array with one element per key."""
+        found = self._native.exists(keys_argument(keys), self._timeout(timeout_s))
+        return np.frombuffer(found, dtype=np.bool_)
+
+    def match_prefix(self, keys: Keys, *, timeout_s: float | None = None) -> int:
+        """Return how many of the keys, from the first on, are there: one call for a whole chain. Counts as an
+        access.
+        """
+        return self._native.match_prefix(keys_argument(keys), self._timeout(timeout_s))
+
+    def sizes(self, keys: Keys, *, timeout_s: float | None = None) -> list[int | None]:
+        """Return each object's size in bytes, None if it is absent."""
+        answer: list[int | None] = []
+        for found in self._native.sizes(keys_argument(keys), self._timeout(timeout_s)):
+            if isinstance(found, int):
+                answer.append(found)
+            elif isinstance(found, NotFoundError):
+                answer.append(None)
+            else:
+                raise found
+        return answer
+
+    def scan(self, prefix: bytes | str = b"", *, timeout_s: float | None = None) -> Iterator[ObjectInfo]:
+        """Go through the objects whose keys begin with `prefix`, sorted by key."""
+        after = b""
+        while True:
+            found = self._native.list_objects(key_bytes(prefix), after, _MAX_LIST, self._timeout(timeout_s))
+            yield from found
+            if len(found) < _MAX_LIST:
+                return
+            after = found[-1].key
+
+    # Forgetting, and the rest
+
+    def remove(self, key: bytes | str, *, timeout_s: float | None = None) -> None:
+        """Let the object be absent from now on; fine if it is already. Readers that hold it pinned keep their
+        bytes.
+
+        Raises `UnavailableError` naming nodes that may still hold a copy; they drop it when they come back.
+        """
+        [error] = self.remove_many([key], timeout_s=timeout_s)
+        if error is not None:
+            raise error
+
+    def remove_many(self, keys: Keys, *, timeout_s: float | None = None) -> list[KVFerryError | None]:
+        """Remove many objects; return an error or None for each key."""
+        return self._native.remove(keys_argument(keys), self._timeout(timeout_s))
+
+    def remove_tag(self, tag: str, *, timeout_s: float | None = None) -> int:
+        """Remove all objects of this tenant that were put with `tag`; return how many."""
+        return self._native.remove_tag(tag, self._timeout(timeout_s))
+
+    def prefetch(self, keys: Keys, *, within_s: float = 30.0) -> None:
+        """Ask for the objects to be in this host's memory soon; return at once."""
+        self._native.prefetch(keys_argument(keys), within_s)
+
+    def register(self, buffer: Any) -> None:
+        """Register memory, so that bytes move between it and other hosts without a copy in between. Optional.
+
+        The memory must stay valid until `unregister`. Raises `InvalidArgumentError`,
+        `ResourceExhaustedError`.
+        """
+        memory = memory_of(buffer)
+        self._native.register_memory(memory.address, memory.length_bytes)
+
+    def unregister(self, buffer: Any) -> None:
+        """Take a registration back. Raises `NotFoundError` if there is none, `DeadlineExceededError` if it is
+        in use.
+        """
+        self._native.unregister_memory(memory_of(buffer).address)
+
+    def node_stats(self, *, timeout_s: float | None = None) -> NodeStats:
+        """Return what the node that this store is attached to holds and has done."""
+        return self._native.node_stats(self._timeout(timeout_s))
+
+    @property
+    def members(self) -> list[_native.Member]:
+        """The nodes of the cluster as this store knows them."""
+        return self._native.members()
+
+    @property
+    def error(self) -> KVFerryError | None:
+        """None while it is attached to its node, else why not."""
+        error: KVFerryError | None = self._native.error()
+        return error
+
+    @property
+    def counters(self) -> dict[str, int]:
+        """What this store has done, by the names of docs/metrics.md."""
+        return self._native.counters()
+
+    def close(self) -> None:
+        """Detach; fails what is under way. Idempotent."""
+        self.__dict__.pop("aio", None)
+        self._native.close()
+        if self._owned is not None:
+            self._owned.close()
+
+    def __enter__(self) -> Store:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _timeout(self, timeout_s: float | None) -> float:
+        return self._timeout_s if timeout_s is None else timeout_s

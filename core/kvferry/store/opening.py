@@ -1,0 +1,56 @@
+"""Getting a store: from a node that runs, or with a node of one's own."""
+
+from __future__ import annotations
+
+from kvferry import _native
+from kvferry._native import Endpoint
+from kvferry.config import Config
+from kvferry.errors import UnavailableError
+from kvferry.store._options import client_options, node_options
+from kvferry.store.client import Store
+from kvferry.store.discovery import find_nodes
+
+
+def open_store(config: Config | None = None, *, node: str | Endpoint | None = None) -> Store:
+    """Attach to a node: `node`, else the setting `store.node`, else the one of this machine.
+
+    Raises `UnavailableError` (no such node, or it does not answer), `ConfigError`, `UnauthenticatedError`,
+    `AccessDeniedError` (it belongs to another cluster).
+    """
+    config = Config() if config is None else config
+    options = client_options(config)
+    wanted = node or config.store.node
+    if wanted:
+        endpoint = wanted if isinstance(wanted, Endpoint) else Endpoint(wanted)
+    else:
+        endpoint = _of_this_machine(config)
+        options.find_node(lambda: _successor(config))
+    native = _native.Store.open(endpoint, options)
+    return Store(native, timeout_s=config.store.timeout_s)
+
+
+def open_embedded(config: Config | None = None) -> Store:
+    """Return a store with a node of its own in this process, known to nobody else; it ends with the store.
+
+    Raises `ResourceExhaustedError` (memory), `ConfigError`, `UnavailableError` (the SSD directory).
+    """
+    config = Config() if config is None else config
+    node = _native.Node(node_options(config))
+    native = _native.Store.embedded(node, client_options(config))
+    return Store(native, timeout_s=config.store.timeout_s, owned=node)
+
+
+def _successor(config: Config) -> Endpoint | None:
+    """Return where the node is that runs here now, in place of one that was lost."""
+    found = find_nodes(config.cluster)
+    return Endpoint(found[0].endpoint) if found else None
+
+
+def _of_this_machine(config: Config) -> Endpoint:
+    found = find_nodes(config.cluster)
+    if not found:
+        raise UnavailableError(
+            f"no node of cluster {config.cluster.name!r} runs on this machine as this user: start one with "
+            "`kvferry node`, or name one of another machine (store.node)"
+        )
+    return Endpoint(found[0].endpoint)
