@@ -27,8 +27,10 @@ ALLOWED: dict[str, set[str]] = {
     "handoff": LEAVES | {"transfer", "layout"},
     "scheduling": LEAVES,
     "router": LEAVES | {"scheduling", "handoff", "transfer"},
-    "cli": LEAVES | {"router", "transfer", "_native"},
-    "testing": LEAVES | {"transfer", "layout", "meta", "handoff", "scheduling", "router"},
+    "store": LEAVES | {"transfer", "_native"},
+    "node": LEAVES | {"store", "meta", "_native"},
+    "cli": LEAVES | {"router", "node", "store", "transfer", "_native"},
+    "testing": LEAVES | {"transfer", "layout", "meta", "handoff", "scheduling", "router", "store", "node"},
     "": set(),  # kvferry/__init__.py
 }
 # Modules that none of our packages imports, not even inside a function, except where named.

@@ -10,12 +10,19 @@ import click
 
 from kvferry.errors import KVFerryError
 
-# name -> (module that holds `command`, line shown in the help)
-_COMMANDS = {
+# name -> (module that holds `command`, or module:function; line shown in the help)
+_COMMANDS: dict[str, tuple[str, str]] = {
     "config": ("kvferry.cli.config", "Show the effective settings, or all that exist."),
     "doctor": ("kvferry.cli.doctor", "Say what this host can do, and how to fix what it cannot."),
+    "get": ("kvferry.cli.objects:get", "Write an object of the pool to standard output or a file."),
+    "ls": ("kvferry.cli.objects:ls", "List objects of the pool."),
+    "node": ("kvferry.cli.node", "Run a node of the pool: memory and SSD space for KV objects."),
+    "put": ("kvferry.cli.objects:put", "Store a file in the pool."),
+    "rm": ("kvferry.cli.objects:rm", "Remove objects from the pool."),
     "router": ("kvferry.cli.router", "Run the HTTP front of prefill and decode servers."),
     "sdk": ("kvferry.cli.sdk", "Say where the C and C++ interface is installed."),
+    "status": ("kvferry.cli.status:status", "Show what a node holds, its cluster, and what is wrong."),
+    "top": ("kvferry.cli.status:top", "Show live what a node holds and does."),
     "topology": ("kvferry.cli.topology", "Show NUMA nodes, network interfaces and accelerators as a tree."),
 }
 
@@ -31,7 +38,8 @@ class _LazyGroup(click.Group):
         del ctx
         if cmd_name not in _COMMANDS:
             return None
-        command = importlib.import_module(_COMMANDS[cmd_name][0]).command
+        module, _, name = _COMMANDS[cmd_name][0].partition(":")
+        command = getattr(importlib.import_module(module), name or "command")
         assert isinstance(command, click.Command)  # noqa: S101  (states the type of a module's attribute)
         return command
 

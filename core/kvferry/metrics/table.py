@@ -240,6 +240,159 @@ METRICS: tuple[Metric, ...] = (
         "malformed, unknown_format, mismatched (other settings) or stale (not written anew).",
         ("reason",),
     ),
+    # store: read from the node at each scrape
+    Metric("kvferry_store_objects", Kind.GAUGE, "Objects held, by tier: dram or ssd.", ("tier",)),
+    Metric("kvferry_store_dram_bytes", Kind.GAUGE, "Memory offered for objects."),
+    Metric(
+        "kvferry_store_dram_used_bytes",
+        Kind.GAUGE,
+        "Memory in use, objects being written and waiting for readers to leave included.",
+    ),
+    Metric("kvferry_store_dram_largest_free_bytes", Kind.GAUGE, "The largest free run of memory."),
+    Metric("kvferry_store_pinned_objects", Kind.GAUGE, "Objects that are being read in place now."),
+    Metric("kvferry_store_ssd_bytes", Kind.GAUGE, "Space that the SSD tier may take."),
+    Metric("kvferry_store_ssd_used_bytes", Kind.GAUGE, "Space that it takes."),
+    Metric("kvferry_store_directory_entries", Kind.GAUGE, "Entries in this node's share of the directory."),
+    Metric("kvferry_store_clients", Kind.GAUGE, "Clients attached now."),
+    Metric("kvferry_store_index_bytes", Kind.GAUGE, "Memory of the index that clients share."),
+    Metric("kvferry_store_metadata_bytes", Kind.GAUGE, "Other memory used for knowing about objects."),
+    Metric("kvferry_store_degraded", Kind.GAUGE, "Reasons why the node is not healthy; 0 if it is."),
+    Metric(
+        "kvferry_store_ssd_written_bytes_total", Kind.COUNTER, "Bytes written to SSD, compaction included."
+    ),
+    Metric("kvferry_store_ssd_stored_bytes_total", Kind.COUNTER, "Bytes of objects that were put on SSD."),
+    Metric("kvferry_store_puts_total", Kind.COUNTER, "Objects that became visible by a client's put."),
+    Metric("kvferry_store_put_bytes_total", Kind.COUNTER, "Bytes of these."),
+    Metric("kvferry_store_puts_there_total", Kind.COUNTER, "Puts of bytes that were there already."),
+    Metric(
+        "kvferry_store_put_conflicts_total", Kind.COUNTER, "Puts of other bytes under a key that is there."
+    ),
+    Metric("kvferry_store_puts_failed_total", Kind.COUNTER, "Puts that failed for any other reason."),
+    Metric(
+        "kvferry_store_reads_total",
+        Kind.COUNTER,
+        "Objects sent to, or pinned for, clients and nodes that asked by message; reads in place send none.",
+    ),
+    Metric(
+        "kvferry_store_reads_absent_total", Kind.COUNTER, "Objects asked for by message that were not here."
+    ),
+    Metric(
+        "kvferry_store_lookups_total", Kind.COUNTER, "Ids looked up in this node's share of the directory."
+    ),
+    Metric(
+        "kvferry_store_announced_total",
+        Kind.COUNTER,
+        "Objects told to the owners of their directory entries.",
+    ),
+    Metric(
+        "kvferry_store_unannounced_total",
+        Kind.COUNTER,
+        "Objects made visible although their owner could not be told in time; it is told later.",
+    ),
+    Metric(
+        "kvferry_store_dropped_conflicts_total",
+        Kind.COUNTER,
+        "Objects dropped here because the owner knew other bytes under their key.",
+    ),
+    Metric(
+        "kvferry_store_dropped_removed_total",
+        Kind.COUNTER,
+        "Objects dropped here because they had been removed meanwhile.",
+    ),
+    Metric("kvferry_store_asked_everywhere_total", Kind.COUNTER, "Ids for which all members were asked."),
+    Metric("kvferry_store_pulled_total", Kind.COUNTER, "Objects fetched from other nodes."),
+    Metric("kvferry_store_pulled_bytes_total", Kind.COUNTER, "Bytes of these."),
+    Metric("kvferry_store_pulls_failed_total", Kind.COUNTER, "Objects that could not be fetched."),
+    Metric("kvferry_store_repaired_total", Kind.COUNTER, "Replicas made after the death of a node."),
+    Metric(
+        "kvferry_store_hot_replicas_total",
+        Kind.COUNTER,
+        "Replicas made because of many reads from another host.",
+    ),
+    Metric(
+        "kvferry_store_moved_to_nodes_total",
+        Kind.COUNTER,
+        "Objects that other nodes took when they were to leave memory here.",
+    ),
+    Metric("kvferry_store_drained_total", Kind.COUNTER, "Objects moved away while the node was drained."),
+    Metric("kvferry_store_removed_by_clients_total", Kind.COUNTER, "Objects removed by clients."),
+    Metric("kvferry_store_suspicions_total", Kind.COUNTER, "Members that broke off or did not answer."),
+    Metric("kvferry_store_stored_total", Kind.COUNTER, "Objects that became visible, fetched ones included."),
+    Metric("kvferry_store_stored_bytes_total", Kind.COUNTER, "Bytes of these."),
+    Metric(
+        "kvferry_store_stored_there_total",
+        Kind.COUNTER,
+        "Reservations and commits of what was there already.",
+    ),
+    Metric("kvferry_store_stored_conflicts_total", Kind.COUNTER, "Commits of other bytes than were there."),
+    Metric(
+        "kvferry_store_reservations_aborted_total",
+        Kind.COUNTER,
+        "Reservations given up by whoever made them.",
+    ),
+    Metric(
+        "kvferry_store_reservations_refused_total", Kind.COUNTER, "Reservations refused for want of room."
+    ),
+    Metric(
+        "kvferry_store_reservation_leases_ended_total",
+        Kind.COUNTER,
+        "Reservations that were not committed in time.",
+    ),
+    Metric("kvferry_store_pins_total", Kind.COUNTER, "Objects pinned by message."),
+    Metric(
+        "kvferry_store_pins_of_absent_total", Kind.COUNTER, "Pins asked for of objects that were not here."
+    ),
+    Metric(
+        "kvferry_store_pin_leases_ended_total",
+        Kind.COUNTER,
+        "Pins of readers on other hosts whose time was over.",
+    ),
+    Metric("kvferry_store_removed_total", Kind.COUNTER, "Objects removed."),
+    Metric("kvferry_store_expired_total", Kind.COUNTER, "Objects whose time was over."),
+    Metric("kvferry_store_evicted_total", Kind.COUNTER, "Objects that left the node for want of room."),
+    Metric("kvferry_store_evicted_bytes_total", Kind.COUNTER, "Bytes of these."),
+    Metric(
+        "kvferry_store_evicted_in_put_total",
+        Kind.COUNTER,
+        "Of these, objects that left because a put had to wait for room.",
+    ),
+    Metric(
+        "kvferry_store_kept_by_pins_total",
+        Kind.COUNTER,
+        "Objects whose memory stayed in use by readers after they were gone.",
+    ),
+    Metric("kvferry_store_clients_gone_total", Kind.COUNTER, "Client processes that ended without leaving."),
+    Metric("kvferry_store_demoted_total", Kind.COUNTER, "Objects moved from memory to SSD."),
+    Metric("kvferry_store_demoted_bytes_total", Kind.COUNTER, "Bytes of these."),
+    Metric(
+        "kvferry_store_demoted_remote_total", Kind.COUNTER, "Objects that another node took instead of SSD."
+    ),
+    Metric("kvferry_store_ssd_hits_total", Kind.COUNTER, "Objects brought back from SSD."),
+    Metric("kvferry_store_ssd_hit_bytes_total", Kind.COUNTER, "Bytes of these."),
+    Metric("kvferry_store_ssd_written_total", Kind.COUNTER, "Objects written to SSD."),
+    Metric(
+        "kvferry_store_ssd_skipped_total",
+        Kind.COUNTER,
+        "Objects evicted although they belonged on SSD, which was too slow, full or failing.",
+    ),
+    Metric("kvferry_store_ssd_evicted_total", Kind.COUNTER, "Objects given up on SSD for want of room."),
+    Metric("kvferry_store_ssd_errors_total", Kind.COUNTER, "Failures of the SSD tier."),
+    Metric(
+        "kvferry_store_ssd_corrupt_total",
+        Kind.COUNTER,
+        "Objects dropped because the bytes on SSD were not those written.",
+    ),
+    Metric("kvferry_store_ssd_recovered_total", Kind.COUNTER, "Objects found on SSD at the start."),
+    Metric(
+        "kvferry_store_malformed_messages_total",
+        Kind.COUNTER,
+        "Messages that did not have the form of the store's.",
+    ),
+    Metric(
+        "kvferry_store_refused_requests_total",
+        Kind.COUNTER,
+        "Requests refused because too many were waiting.",
+    ),
     # transfer: per peer; read from the engine at each scrape, so that moving data costs nothing for it
     Metric(
         "kvferry_transfer_moved_bytes_total",

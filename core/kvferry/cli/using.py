@@ -1,0 +1,93 @@
+"""What the commands that use a running node have in common: which node, its HTTP interface."""
+
+from __future__ import annotations
+
+import functools
+import json
+import urllib.error
+import urllib.request
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import click
+
+from kvferry.config import Config, load_config
+from kvferry.errors import ConfigError, UnavailableError
+
+_TIMEOUT_S = 10.0
+_MAX_ANSWER_BYTES = 64 << 20
+
+
+def node_flags(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Decorate a command with `--node`, `--cluster-name`, `--tenant` and `--config`.
+
+    It gets the configuration with what was given, as `config`.
+    """
+
+    @functools.wraps(function)
+    def command(
+        *, file: str | None, node: str | None, cluster_name: str | None, tenant: str | None, **others: Any
+    ) -> Any:
+        given = {"store.node": node, "cluster.name": cluster_name, "store.tenant": tenant}
+        overrides = {key: value for key, value in given.items() if value is not None}
+        config = load_config(overrides, file=file, overrides_source="command line", overrides_are_text=True)
+        return function(config=config, **others)
+
+    wrapped: Callable[..., Any] = command
+    for option in (
+        click.option(
+            "--config",
+            "file",
+            type=click.Path(dir_okay=False),
+            help="Read this file instead of the usual ones.",
+        ),
+        click.option("--tenant", metavar="TEXT", help="Whose keys [default: store.tenant]."),
+        click.option("--cluster-name", metavar="TEXT", help="Cluster of the node of this machine."),
+        click.option("--node", metavar="HOST:PORT", help="A node [default: the one of this machine]."),
+    ):
+        wrapped = option(wrapped)
+    return wrapped
+
+
+def admin_url(config: Config, url: str | None) -> str:
+    """Return the base URL of the HTTP interface: `url`, else that of the node of this machine."""
+    if url:
+        return url.rstrip("/")
+    from kvferry.store import find_nodes
+
+    found = find_nodes(config.cluster)
+    if not found:
+        raise UnavailableError(
+            f"no node of cluster {config.cluster.name!r} runs on this machine as this user: start one with "
+            "`kvferry node`, or name the HTTP interface of another with --admin URL"
+        )
+    return found[0].admin
+
+
+def ask(config: Config, base: str, path: str) -> dict[str, Any]:
+    """Return the JSON answer to GET `path`. Raises `UnavailableError`, `ConfigError` (the token)."""
+    if not base.startswith(("http://", "https://")):
+        raise ConfigError(f"--admin {base} must be a URL such as http://127.0.0.1:7000")
+    request = urllib.request.Request(base + path, headers=_token(config))  # noqa: S310  (checked above)
+    try:
+        with urllib.request.urlopen(request, timeout=_TIMEOUT_S) as answer:  # noqa: S310
+            document = json.loads(answer.read(_MAX_ANSWER_BYTES))
+    except urllib.error.HTTPError as error:
+        hint = ": set admin.token_file" if error.code == 401 else ""
+        raise UnavailableError(f"{base}{path} answered {error.code} {error.reason}{hint}") from error
+    except (OSError, ValueError) as error:
+        raise UnavailableError(f"{base}{path} does not answer: {error}") from error
+    if not isinstance(document, dict):
+        raise UnavailableError(f"{base}{path} is no node's HTTP interface")
+    return document
+
+
+def _token(config: Config) -> dict[str, str]:
+    if not config.admin.token_file:
+        return {}
+    try:
+        token = Path(config.admin.token_file).read_text(encoding="ascii").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"admin.token_file {config.admin.token_file}: {error}") from error
+    return {"Authorization": f"Bearer {token}"}

@@ -1,0 +1,191 @@
+"""The HTTP interface of a node: health, status, metrics, administration.
+
+Routes: GET /health (no token), /status, /metrics, /objects?prefix=&after=&limit=; POST /drain?timeout_s=;
+DELETE /objects?key= (hex) or ?tag=. Answers are JSON, errors have {"error": {"code", "message"}}. Nothing
+executes what it was sent. Destructive verbs are logged.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import ipaddress
+import logging
+import threading
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+from aiohttp import web
+
+from kvferry._native import Endpoint
+from kvferry.config import AdminOptions
+from kvferry.errors import (
+    ConfigError,
+    DeadlineExceededError,
+    InvalidArgumentError,
+    KVFerryError,
+    ResourceExhaustedError,
+)
+from kvferry.node.status import object_row, status_document
+from kvferry.store import open_store
+
+if TYPE_CHECKING:
+    from kvferry.node.process import NodeProcess
+
+logger = logging.getLogger("kvferry.node")
+
+_START_S = 10.0
+_MAX_LIMIT = 1000
+_HTTP = {"invalid_argument": 400, "not_found": 404, "resource_exhausted": 503, "unavailable": 503}
+
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+class AdminServer:
+    """Serves one node's interface from a thread with an event loop of its own."""
+
+    def __init__(self, node: NodeProcess, token: bytes) -> None:
+        """Listen. `token`: from `read_token`. Raises `ResourceExhaustedError` (the port is in use)."""
+        options = node.config.admin
+        self._node = node
+        self._token = token
+        self._address = Endpoint(options.bind)
+        self._loop = asyncio.new_event_loop()
+        self._runner: web.AppRunner | None = None
+        self._thread = threading.Thread(target=self._loop.run_forever, name="kvferry-admin", daemon=True)
+        self._thread.start()
+        try:
+            self.url: str = asyncio.run_coroutine_threadsafe(self._start(), self._loop).result(_START_S)
+        except TimeoutError:
+            self.close()
+            raise DeadlineExceededError(
+                f"admin.bind {options.bind}: not listening after {_START_S:g} s"
+            ) from None
+        except OSError as error:
+            self.close()
+            raise ResourceExhaustedError(
+                f"admin.bind {options.bind}: {error.strerror}; choose another port, or 0 for any free one"
+            ) from error
+
+    def close(self) -> None:
+        """Stop listening; idempotent."""
+        if not self._loop.is_running():
+            return
+        if self._runner is not None:
+            asyncio.run_coroutine_threadsafe(self._runner.cleanup(), self._loop).result(_START_S)
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join(_START_S)
+        self._loop.close()
+
+    async def _start(self) -> str:
+        app = web.Application(middlewares=[self._guard])
+        app.router.add_get("/health", self._health)
+        app.router.add_get("/status", self._status)
+        app.router.add_get("/metrics", self._metrics)
+        app.router.add_get("/objects", self._objects)
+        app.router.add_delete("/objects", self._remove)
+        app.router.add_post("/drain", self._drain)
+        self._runner = web.AppRunner(app, access_log=None)
+        await self._runner.setup()
+        site = web.TCPSite(self._runner, self._address.host, self._address.port)
+        await site.start()
+        host, port = self._runner.addresses[0][:2]
+        return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+    @web.middleware
+    async def _guard(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        if self._token and request.path != "/health":
+            given = request.headers.get("Authorization", "").removeprefix("Bearer ")
+            if not hmac.compare_digest(given.encode(), self._token):
+                return _json(
+                    {"error": {"code": "access_denied", "message": "the token is missing or wrong"}}, 401
+                )
+        try:
+            return await handler(request)
+        except KVFerryError as error:
+            return _json({"error": {"code": error.code, "message": str(error)}}, _HTTP.get(error.code, 500))
+
+    async def _health(self, _request: web.Request) -> web.Response:
+        problems = self._node.problems()
+        return _json({"status": "degraded" if problems else "ok", "reasons": problems})
+
+    async def _status(self, _request: web.Request) -> web.Response:
+        return _json(status_document(self._node))
+
+    async def _metrics(self, _request: web.Request) -> web.Response:
+        metrics = self._node.metrics.registry
+        body = await asyncio.to_thread(metrics.export)
+        return web.Response(body=body, headers={"Content-Type": metrics.content_type})
+
+    async def _objects(self, request: web.Request) -> web.Response:
+        limit = _integer(request, "limit", 100, _MAX_LIMIT)
+        prefix = _hex(request, "prefix")
+        rows = await asyncio.to_thread(self._list, prefix, limit)
+        return _json({"objects": rows})
+
+    def _list(self, prefix: bytes, limit: int) -> list[dict[str, Any]]:
+        rows = []
+        with open_store(self._node.config, node=self._node.endpoint) as store:
+            for info in store.scan(prefix):
+                rows.append(object_row(info))
+                if len(rows) >= limit:
+                    break
+        return rows
+
+    async def _remove(self, request: web.Request) -> web.Response:
+        tag, key = request.query.get("tag", ""), _hex(request, "key")
+        if bool(tag) == bool(key):
+            raise InvalidArgumentError("name either ?key= (hex) or ?tag=")
+        return _json({"removed": await asyncio.to_thread(self._remove_now, tag, key)})
+
+    def _remove_now(self, tag: str, key: bytes) -> int:
+        logger.info("asked over HTTP to remove %s", f"tag {tag!r}" if tag else f"key {key!r}")
+        with open_store(self._node.config, node=self._node.endpoint) as store:
+            if tag:
+                return store.remove_tag(tag)
+            store.remove(key)
+            return 1
+
+    async def _drain(self, request: web.Request) -> web.Response:
+        timeout_s = _integer(request, "timeout_s", 60, 86400)
+        return _json({"left": await asyncio.to_thread(self._node.drain, float(timeout_s))})
+
+
+def read_token(options: AdminOptions) -> bytes:
+    """Return the token to ask for, empty for none.
+
+    Raises `ConfigError` if there is none and the interface can be reached from outside, or it cannot be read.
+    """
+    if options.token_file:
+        try:
+            token = Path(options.token_file).read_bytes().strip()
+        except OSError as error:
+            raise ConfigError(f"admin.token_file {options.token_file}: {error.strerror}") from error
+        if not token:
+            raise ConfigError(f"admin.token_file {options.token_file} is empty")
+        return token
+    address = Endpoint(options.bind)
+    if not ipaddress.ip_address(address.host.partition("%")[0]).is_loopback:
+        raise ConfigError(f"admin.bind {options.bind} can be reached from outside: set admin.token_file")
+    return b""
+
+
+def _json(document: object, status: int = 200) -> web.Response:
+    return web.Response(body=msgspec.json.encode(document), status=status, content_type="application/json")
+
+
+def _integer(request: web.Request, name: str, default: int, most: int) -> int:
+    text = request.query.get(name, str(default))
+    if not text.isdecimal() or not 1 <= int(text) <= most:
+        raise InvalidArgumentError(f"{name} must be a number from 1 to {most}, not {text!r}")
+    return int(text)
+
+
+def _hex(request: web.Request, name: str) -> bytes:
+    text = request.query.get(name, "")
+    try:
+        return bytes.fromhex(text)
+    except ValueError:
+        raise InvalidArgumentError(f"{name} must be in hexadecimal digits, not {text!r}") from None

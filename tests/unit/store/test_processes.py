@@ -1,0 +1,217 @@
+"""Nodes as processes: commands, discovery, restart, replication, drain, the HTTP interface."""
+
+from __future__ import annotations
+
+import json
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from kvferry.config import load_config
+from kvferry.errors import AccessDeniedError, ConflictError, KVFerryError, UnavailableError
+from kvferry.metrics import definition
+from kvferry.store import find_nodes, open_store
+from kvferry.testing.nodes import NodeChild, start_nodes
+from kvferry.testing.waiting import wait_until
+
+VALUES = {f"key {i}": bytes([i]) * (i * i * 7) for i in range(120)}
+
+
+@pytest.fixture
+def directory(tmp_path: Path) -> Path:
+    tmp_path.chmod(0o700)
+    return tmp_path
+
+
+@pytest.fixture
+def node(directory: Path) -> Iterator[NodeChild]:
+    with NodeChild(directory, "--dram", "64MiB") as child:
+        yield child
+
+
+def of_machine(directory: Path) -> object:
+    return load_config({"cluster": {"directory": str(directory)}, "store": {"timeout_s": 5}}, environ={})
+
+
+def ask(node: NodeChild, path: str, method: str = "GET", token: str = "") -> bytes:
+    headers = {"Authorization": f"Bearer {token}"} if token else {}
+    request = urllib.request.Request(node.advert.admin + path, method=method, headers=headers)
+    with urllib.request.urlopen(request, timeout=20) as answer:
+        body: bytes = answer.read()
+    return body
+
+
+def test_commands(node: NodeChild, tmp_path: Path) -> None:
+    source = tmp_path / "source"
+    source.write_bytes(b"some bytes")
+    assert b"10B stored, on 1 node" in node.command("put", "a key", str(source), "--tag", "group").stderr
+    assert b"was there already" in node.command("put", "a key", str(source)).stderr
+    assert node.command("get", "a key").stdout == b"some bytes"
+    node.command("put", "hex:ff00", str(source))
+    assert [json.loads(line)["key"] for line in node.command("ls", "--json").stdout.splitlines()] == [
+        b"a key".hex(), "ff00",
+    ]  # fmt: skip
+    assert b"hex:ff00" in node.command("ls").stdout
+    source.write_bytes(b"others")
+    assert b"written once" in node.command("put", "a key", str(source), expect=2).stderr
+    node.command("rm", "--tag", "group")
+    assert b"no object under a key" in node.command("get", "a key", expect=2).stderr
+    node.command("rm", "hex:ff00")
+    assert node.command("ls").stdout == b""
+    status = json.loads(node.command("status", "--json").stdout)
+    assert (status["status"], status["stats"]["objects"]) == ("ok", 0)
+    assert b"per second" in node.command("top", "--count", "1", "--every", "0.1").stdout
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("node", "--ssd", "nosize"), b"must be a directory and a size"),
+        (("node", "--dram", "12 apples"), b"is not a size"),
+        (("node", "--drain", "soon"), b"is not a duration"),
+        (("node", "--admin", "0.0.0.0:0"), b"set admin.token_file"),
+        (("node", "--cluster", "etcd://127.0.0.1:1"), b"cluster_secret"),
+        (("status", "--cluster-name", "elsewhere"), b"start one with `kvferry node`"),
+        (("get", "key", "--node", "127.0.0.1:1"), b"127.0.0.1:1"),
+    ],
+)
+def test_what_is_wrong_is_said_in_one_line(node: NodeChild, words: tuple[str, ...], said: bytes) -> None:
+    done = node.command(*words, expect=2)
+    assert said in done.stderr
+    assert done.stderr.count(b"\n") == 1
+
+
+def test_a_node_is_found_by_its_machine(directory: Path) -> None:
+    config = of_machine(directory)
+    with pytest.raises(UnavailableError, match="start one with `kvferry node`"):
+        open_store(config)  # type: ignore[arg-type]
+    with NodeChild(directory, "--dram", "32MiB") as node:
+        with open_store(config) as store:  # type: ignore[arg-type]
+            store.put("key", b"value")
+        assert node.stop() == 0
+    assert find_nodes(node.cluster) == []
+
+
+def test_a_program_outlives_its_node(directory: Path) -> None:
+    """It attaches by itself to the node that takes the place of a killed one."""
+    first = NodeChild(directory, "--dram", "32MiB")
+    with open_store(of_machine(directory)) as store:  # type: ignore[arg-type]
+        store.put("key", b"value")
+        with store.view("key") as view:
+            first.kill()
+            with pytest.raises(KVFerryError):
+                store.put("other", b"value", timeout_s=1)
+            assert bytes(view.data) == b"value"  # still mapped
+        with NodeChild(directory, "--dram", "32MiB"):
+            wait_until(lambda: store.put_many(["new"], [b"x"], timeout_s=2)[0].error is None, 20)
+            assert store.get("key") is None
+            assert store.get("new") == b"x"
+            assert store.error is None
+
+
+def test_replicas_survive_a_kill(directory: Path) -> None:
+    nodes = start_nodes(directory, 3)
+    try:
+        with nodes[0].open() as first, nodes[1].open() as second, nodes[2].open() as third:
+            results = first.put_many(list(VALUES), list(VALUES.values()), replicas=2, chain=True)
+            assert {(result.error, result.replicas) for result in results} == {(None, 2)}
+            assert second.match_prefix(list(VALUES)) == len(VALUES)
+            with pytest.raises(ConflictError):
+                third.put("key 5", b"other bytes")
+            nodes[0].kill()
+            for store in (second, third):
+                targets = [bytearray(len(value)) for value in VALUES.values()]
+                got = store.get_many_into(list(VALUES), targets, timeout_s=10)
+                assert [result.error for result in got] == [None] * len(VALUES)
+                assert targets == [bytearray(value) for value in VALUES.values()]
+                assert store.exists_many(list(VALUES)).all()
+            second.remove_many(list(VALUES))
+            assert not third.exists_many(list(VALUES)).any()
+    finally:
+        for node in nodes:
+            node.kill()
+
+
+def test_a_drained_node_leaves_nothing_behind(directory: Path) -> None:
+    nodes = start_nodes(directory, 2)
+    try:
+        with nodes[0].open() as first, nodes[1].open() as second:
+            first.put_many(list(VALUES), list(VALUES.values()))
+            assert nodes[0].stop() == 0
+            for key, value in VALUES.items():
+                assert second.get(key) == value
+    finally:
+        for node in nodes:
+            node.kill()
+
+
+def test_metrics_are_exact_and_documented(node: NodeChild) -> None:
+    """Field case 9.2: after known work the numbers are those, and every name is in the table."""
+    with node.open() as store:
+        for i in range(10):
+            store.put(f"k{i}", bytes(1000))
+        store.put("k0", bytes(1000))
+        store.put_many(["k1"], [b"conflict"])
+        store.remove("k9")
+        values = {}
+        for line in ask(node, "/metrics").decode().splitlines():
+            if not line.startswith("#"):
+                name, _, value = line.rpartition(" ")
+                values[name] = float(value)
+                definition(name.partition("{")[0].removesuffix("_created"))
+    assert values['kvferry_store_objects{tier="dram"}'] == 9
+    assert values["kvferry_store_puts_total"] == 10
+    assert values["kvferry_store_put_conflicts_total"] == 1
+    assert values["kvferry_store_clients"] == 1
+    assert values["kvferry_meta_members"] == 1
+    assert values["kvferry_store_dram_bytes"] == 64 << 20
+
+
+def test_http_interface(node: NodeChild) -> None:
+    with node.open() as store:
+        store.put("one", b"1", tags=["t"])
+        store.put("two", b"2")
+    assert json.loads(ask(node, "/health")) == {"status": "ok", "reasons": []}
+    listed = json.loads(ask(node, "/objects?prefix=" + b"o".hex()))["objects"]
+    assert [row["text"] for row in listed] == ["one"]
+    assert json.loads(ask(node, "/objects?tag=t", "DELETE")) == {"removed": 1}
+    assert json.loads(ask(node, f"/objects?key={b'two'.hex()}", "DELETE")) == {"removed": 1}
+    assert json.loads(ask(node, "/status"))["stats"]["objects"] == 0
+    for path, code in (("/objects?limit=x", 400), ("/objects?prefix=zz", 400), ("/nothing", 404)):
+        with pytest.raises(urllib.error.HTTPError) as caught:
+            ask(node, path)
+        assert caught.value.code == code
+        caught.value.close()
+
+
+def test_a_token_is_asked_for_once_it_is_set(directory: Path) -> None:
+    """Field case 7.3: nothing but the health of a node is told without it."""
+    token = directory / "token"
+    token.write_text("a long and secret token\n")
+    with NodeChild(directory, "--dram", "32MiB", environ={"KVFERRY_ADMIN_TOKEN_FILE": str(token)}) as node:
+        ask(node, "/health")
+        for path, method in (
+            ("/status", "GET"),
+            ("/metrics", "GET"),
+            ("/drain", "POST"),
+            ("/objects?tag=t", "DELETE"),
+        ):
+            for wrong in ("", "another token"):
+                with pytest.raises(urllib.error.HTTPError) as caught:
+                    ask(node, path, method, wrong)
+                assert caught.value.code == 401
+                caught.value.close()
+        assert json.loads(ask(node, "/status", token="a long and secret token"))["status"] == "ok"
+        node.command("status")
+
+
+def test_clusters_do_not_mix(directory: Path) -> None:
+    with NodeChild(directory, "--dram", "32MiB", name="one") as node:
+        config = load_config(
+            {"cluster": {"name": "two"}, "store": {"node": node.advert.endpoint, "timeout_s": 5}}, environ={}
+        )
+        with pytest.raises(AccessDeniedError, match="cluster"):
+            open_store(config)
