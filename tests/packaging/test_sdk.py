@@ -58,6 +58,17 @@ def test_the_python_example_moves_blocks(installed: Path, tmp_path: Path) -> Non
     assert SAID.search(said), said
 
 
+def test_the_cpp_example_stores_objects(flags: list[str], tmp_path: Path) -> None:
+    said = build_and_run(["g++", "-std=c++20", EXAMPLES / "cpp/store_objects.cc", *flags], tmp_path)
+    assert said.strip() == "16 blocks matched, 65536 bytes in place, all right"
+
+
+def test_the_python_example_stores_objects(installed: Path, tmp_path: Path) -> None:
+    said = run([installed, EXAMPLES / "python/store_objects.py"], cwd=tmp_path, timeout_s=60.0)
+    assert "the first 64 of 100 blocks are there" in said
+    assert "4194304 bytes read, equal: True" in said
+
+
 def test_the_c_interface_reports_what_went_wrong(flags: list[str], tmp_path: Path) -> None:
     said = build_and_run(["gcc", "-std=c11", ROOT / "tests/packaging/c_errors.c", *flags], tmp_path)
     assert said.splitlines()[-1] == "all checks hold", said
@@ -82,6 +93,8 @@ def test_the_library_exports_only_its_interface_and_needs_only_system_libraries(
         "index::KeySpace::create",
         "index::KeyChain::extend",
         "index::ChainIndex::match",
+        "store::Node::create",
+        "store::Store::open",
     }
     assert {f"kvferry::{name}" for name in wanted} <= functions  # what the C functions do not use, too
 
