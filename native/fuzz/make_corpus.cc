@@ -15,6 +15,7 @@
 #include "base/tls.h"
 #include "store/log/erasures.h"
 #include "store/log/format.h"
+#include "store_samples.h"
 #include "wire/frame.h"
 #include "wire/messages.h"
 
@@ -87,6 +88,16 @@ void put_messages(const fs::path& root) {
   put_message(root, FrameType::kShmAttached, wire::ShmAttached{4});
   put_message(root, FrameType::kArenaRequest, wire::ArenaRequest{1});
   put_message(root, FrameType::kArena, wire::ArenaGrant{1, 1u << 20});
+}
+
+void put_store_messages(const fs::path& root) {
+  const fs::path directory = root / "store_messages_fuzz";
+  store::testing::for_each_sample([&]<typename Request, typename Answer>(const Request& request, const Answer& answer) {
+    const std::string name(store::type_name(Request::kType));
+    put(directory, name, store::encode_request(7, request));
+    put(directory, name + "-answer", store::encode_answer<Request>(7, answer));
+    put(directory, name + "-refusal", store::encode_answer<Request>(7, Status(Code::kUnavailable, "draining")));
+  });
 }
 
 void put_endpoints(const fs::path& root) {
@@ -232,6 +243,7 @@ void put_segments(const fs::path& root) {
 int main(int argc, char** argv) {
   if (argc != 2) return std::fputs("usage: make_corpus DIRECTORY\n", stderr), 2;
   put_messages(argv[1]);
+  put_store_messages(argv[1]);
   put_endpoints(argv[1]);
   put_directories(argv[1]);
   put_tampered(argv[1]);

@@ -189,8 +189,8 @@ TEST(StoreNode, AMemberThatJoinsLearnsOnlyWhatItOwnsAndNothingIsEverAbsent) {
     ASSERT_TRUE(client.put(cluster.member(static_cast<std::size_t>(i % 2)), key_of(i), value_of(i)).status.ok());
   }
   const std::uint64_t before = cluster.counter(0, "announced_total") + cluster.counter(1, "announced_total");
+  TestClient other = cluster.client();
   std::jthread reader([&](const std::stop_token& stop) {
-    TestClient other = cluster.client();
     std::mt19937 random(3);
     while (!stop.stop_requested()) {
       const int i = static_cast<int>(random() % kKeys);
@@ -289,6 +289,90 @@ TEST(StoreNode, DrainMovesAllAwayAndTakesNoMorePuts) {
   cluster.tell();
   client.know(cluster.living());
   for (int i = 0; i < 150; ++i) EXPECT_EQ(client.text(key_of(i)), value_of(i));
+}
+
+// Others may be told first that it leaves: what it holds is then fetched over the connections that it made itself.
+TEST(StoreNode, ANodeThatIsNoMemberAnyMoreCanStillBeDrained) {
+  TestCluster cluster(3);
+  ASSERT_TRUE(cluster.settle());
+  TestClient client = cluster.client();
+  for (int i = 0; i < 30; ++i) ASSERT_TRUE(client.put(cluster.member(0), key_of(i), value_of(i)).status.ok());
+  const std::vector<Member> others{cluster.member(1), cluster.member(2)};
+  cluster.node(1).set_members(100, others);
+  cluster.node(2).set_members(100, others);
+  const auto left = cluster.node(0).drain(kPatience);
+  ASSERT_TRUE(left.ok());
+  EXPECT_EQ(*left, 0u);
+  client.know(others);
+  for (int i = 0; i < 30; ++i) EXPECT_EQ(client.text(key_of(i)), value_of(i));
+}
+
+TEST(StoreNode, PrefetchBringsWhatOthersHold) {
+  TestCluster cluster(2);
+  ASSERT_TRUE(cluster.settle());
+  TestClient client = cluster.client();
+  ASSERT_TRUE(client.put(cluster.member(0), "a", "value").status.ok());
+  const Prefetch prefetch{{TestClient::id_of("a"), TestClient::id_of("nowhere")}, kPatience};
+  ASSERT_TRUE(client.ask(cluster.member(1), prefetch).ok());
+  EXPECT_TRUE(soon([&] { return cluster.holds(1, "a"); }));
+  const auto again = client.ask(cluster.member(1), Pull{{}, {TestClient::id_of("nowhere")}, false, false, kPatience});
+  ASSERT_TRUE(again.ok());
+  EXPECT_EQ((*again)->results.at(0).code(), Code::kNotFound);
+}
+
+TEST(StoreNode, WhatIsPushedOutGoesToANodeThatHasRoom) {
+  NodeOptions small = node_options(4u << 20);
+  small.demote_to_remote = true;
+  TestCluster cluster(1, small);
+  cluster.add(node_options(64u << 20));
+  cluster.tell();
+  ASSERT_TRUE(cluster.settle());
+  TestClient client = cluster.client();
+  const std::string large(200u << 10, 'x');
+  constexpr int kKeys = 40;  // twice what the first node has room for
+  for (int i = 0; i < kKeys; ++i) {
+    const PutDone put = client.put(cluster.member(0), key_of(i), large + key_of(i));
+    ASSERT_TRUE(put.status.ok()) << put.status.to_string();
+  }
+  EXPECT_GT(cluster.counter(0, "moved_to_nodes_total"), 10u);
+  for (int i = 0; i < kKeys; ++i) EXPECT_EQ(client.text(key_of(i)), large + key_of(i)) << i;
+}
+
+TEST(StoreNode, AClientThatAttachesAgainKeepsItsPage) {
+  TestCluster cluster(1);
+  const auto rpc = RpcEndpoint::create({}, nullptr, {1});
+  ASSERT_TRUE(rpc.ok());
+  const ProcessRef self = ProcessRef::self();
+  const auto attach = [&](std::uint64_t ended) {
+    const auto peer = (*rpc)->engine().connect(cluster.member(0).endpoint, {}, kPatience);
+    EXPECT_TRUE(peer.ok());
+    Attach request;
+    request.cluster = "local";
+    request.pid = static_cast<std::uint32_t>(self.pid);
+    request.process_start = self.start;
+    request.shared_memory = true;
+    request.ended_session = ended;
+    auto answer = (*rpc)->call((*peer)->handle(), request, deadline_in(kPatience));
+    EXPECT_TRUE(answer.ok()) << answer.status().to_string();
+    return std::pair(*peer, answer->answer);
+  };
+  const auto [first, page] = attach(0);
+  EXPECT_EQ(page.arenas.size(), cluster.node(0).memory().arenas.size());
+  NewObject object = TestClient::object("key", "12345678");
+  const auto reserved = (*rpc)->call(first->handle(), Reserve{{object}}, deadline_in(kPatience));
+  ASSERT_TRUE(reserved.ok());
+  const std::uint64_t put = (*reserved)->results.at(0).put;
+  const auto [second, other] = attach(0);
+  EXPECT_NE(other.page, page.page);
+  first->close();
+  EXPECT_TRUE(soon([&] { return cluster.node(0).stats().clients == 1; }));
+  const auto [third, again] = attach(page.session);
+  EXPECT_EQ(again.page, page.page);
+  EXPECT_NE(again.session, page.session);
+  const auto commit = (*rpc)->call(third->handle(), Commit{{{put, {}}}}, deadline_in(kPatience));
+  ASSERT_TRUE(commit.ok());
+  EXPECT_EQ((*commit)->results.at(0).status.code(), Code::kNotFound);  // it ended with its session
+  EXPECT_TRUE((*rpc)->call(second->handle(), Detach{}, deadline_in(kPatience)).ok());
 }
 
 TEST(StoreNode, NodesOfAnotherClusterOrUnlikeSettingsAreRefusedWithASentence) {

@@ -83,7 +83,7 @@ void for_each_sample(Visit&& visit) {
         Result<Lookup::Answer>(Lookup::Answer{9, {sample_node(1)}, {{true, 3, digest, {0}, true, value}, {}}}));
   visit(Exists{{id}}, Result<Exists::Answer>(Exists::Answer{9, {true}}));
   visit(Match{{id, other}}, Result<Match::Answer>(Match::Answer{9, 1}));
-  visit(Find{{id, other}}, Result<Find::Answer>(Find::Answer{{{held}, {std::nullopt}}}));
+  visit(Find{{id, other}}, Result<Find::Answer>(Find::Answer{{{held, true}, {std::nullopt, false}}}));
   visit(Announce{true, 9, {{id, digest, 3, 2}}},
         Result<Announce::Answer>(Announce::Answer{{{Announce::Said::kConflict, 1}}}));
   visit(Retract{{id}}, Result<None>(None{}));

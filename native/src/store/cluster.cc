@@ -64,8 +64,7 @@ Cluster::Cluster(RpcEndpoint& rpc, Options options, Callbacks callbacks)
     : rpc_(rpc), options_(std::move(options)), callbacks_(std::move(callbacks)) {
   auto alone = std::make_shared<ClusterView>();
   alone->members = {options_.self};
-  alone->links = {std::make_shared<MemberLink>(options_.self)};
-  alone->links[0]->is_self = true;
+  alone->links = {std::make_shared<MemberLink>(options_.self, true)};
   alone->ids = {options_.self.node_id};
   alone->fingerprint = members_fingerprint(alone->ids);
   alone->links[0]->settled = alone->fingerprint;
@@ -94,10 +93,9 @@ std::shared_ptr<const ClusterView> Cluster::view() const {
 std::shared_ptr<MemberLink> Cluster::link_locked(const Member& member) const {
   auto link = view_->find(member.node_id);
   const bool moved = link && !link->is_self && link->member.endpoint.to_string() != member.endpoint.to_string();
-  if (!link || moved) link = std::make_shared<MemberLink>(member);
+  if (!link || moved) link = std::make_shared<MemberLink>(member, member.node_id == options_.self.node_id);
   const auto said = settled_.find(member.node_id);
   if (said != settled_.end()) link->settled = said->second;
-  link->is_self = member.node_id == options_.self.node_id;
   return link;
 }
 

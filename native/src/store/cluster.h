@@ -36,9 +36,9 @@ class HolderNames {
 };
 
 struct MemberLink {  // one member, for as long as it is one
-  explicit MemberLink(Member who) : member(std::move(who)) {}
+  MemberLink(Member who, bool self) : member(std::move(who)), is_self(self) {}
   const Member member;
-  bool is_self = false;
+  const bool is_self;
   std::atomic<std::uint64_t> handle{0};   // of our connection to it; 0: down, pass it over
   std::atomic<std::uint64_t> settled{0};  // fingerprint of the members for which it has announced all that it must
   // Neither connected yet nor given up: whatever it holds may exist.

@@ -103,6 +103,13 @@ bool Directory::contains(const ObjectId& id) const {
   return part.table.find(id) != nullptr;
 }
 
+void Directory::forget_oldest_locked(Shard& part) {
+  const auto [when, id] = part.removals.front();
+  part.removals.pop_front();
+  const auto known = part.removed.find(id);
+  if (known != part.removed.end() && known->second == when) part.removed.erase(known);  // else removed again later
+}
+
 std::vector<HolderIndex> Directory::remove(const ObjectId& id, Clock::time_point now) {
   Shard& part = shard(id);
   const std::lock_guard lock(part.mutex);
@@ -113,11 +120,8 @@ std::vector<HolderIndex> Directory::remove(const ObjectId& id, Clock::time_point
     part.table.erase(entry);
   }
   part.removed[id] = now;
-  if (part.removed.size() > kMaxTombstones) {
-    const auto older = [](const auto& a, const auto& b) { return a.second < b.second; };
-    const auto oldest = std::min_element(part.removed.begin(), part.removed.end(), older);
-    if (oldest != part.removed.end()) part.removed.erase(oldest->first);
-  }
+  part.removals.emplace_back(now, id);
+  if (part.removals.size() > kMaxTombstones) forget_oldest_locked(part);
   return holders;
 }
 
@@ -166,7 +170,8 @@ std::uint64_t Directory::memory_bytes() const {
   std::uint64_t sum = 0;
   for (const Shard& part : shards_) {
     const std::lock_guard lock(part.mutex);
-    sum += part.table.memory_bytes() + (part.more.size() + part.removed.size()) * kMapNode;
+    sum += part.table.memory_bytes() + (part.more.size() + part.removed.size()) * kMapNode +
+           part.removals.size() * sizeof(part.removals.front());
   }
   return sum;
 }
@@ -174,7 +179,7 @@ std::uint64_t Directory::memory_bytes() const {
 void Directory::expire_tombstones(Clock::time_point now) {
   for (Shard& part : shards_) {
     const std::lock_guard lock(part.mutex);
-    std::erase_if(part.removed, [&](const auto& one) { return now - one.second >= kRememberRemoved; });
+    while (!part.removals.empty() && now - part.removals.front().first >= kRememberRemoved) forget_oldest_locked(part);
   }
 }
 

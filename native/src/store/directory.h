@@ -4,6 +4,7 @@
 
 #include <array>
 #include <cstdint>
+#include <deque>
 #include <functional>
 #include <mutex>
 #include <optional>
@@ -74,11 +75,13 @@ class Directory {
     DirectoryTable table;                                         // guarded by mutex, as is what follows
     std::unordered_map<ObjectId, std::vector<HolderIndex>> more;  // holders beyond those of the entry
     std::unordered_map<ObjectId, Clock::time_point> removed;
+    std::deque<std::pair<Clock::time_point, ObjectId>> removals;  // oldest first; also of ids that were put again
   };
   Shard& shard(const ObjectId& id) { return shards_[id.hi % kShards]; }
   const Shard& shard(const ObjectId& id) const { return shards_[id.hi % kShards]; }
   Added check_locked(Shard& part, const Announced& object, const HolderEntry* entry) const;
   static bool drop_locked(Shard& part, HolderEntry& entry, HolderIndex holder);
+  static void forget_oldest_locked(Shard& part);
   static Location location_of(const Shard& part, const HolderEntry& entry);
 
   const OwnDigest own_;

@@ -12,6 +12,14 @@ void add_holder(std::optional<Found>& found, const Held& held, const NodeId& hol
   if (found->digest == held.digest) found->holders.push_back(holder);
 }
 
+std::optional<Found> found_of(const std::vector<Reply>& replies) {
+  std::optional<Found> found;
+  for (const Reply& reply : replies) {
+    if (!reply.pending) add_holder(found, reply.held, reply.node);
+  }
+  return found;
+}
+
 }  // namespace
 
 std::optional<Found> Finder::here(const ClusterView& view, const ObjectId& id) const {
@@ -39,7 +47,7 @@ std::vector<std::size_t> Finder::doubtful(const ClusterView& view, std::span<con
   return out;
 }
 
-void Finder::ask_all(const ClusterView& view, std::span<const ObjectId> ids, std::span<std::optional<Found>> found,
+void Finder::ask_all(const ClusterView& view, std::span<const ObjectId> ids, std::span<std::vector<Reply>> replies,
                      Deadline deadline) {
   core_.cluster->await_known(view, deadline);
   const Find find{{ids.begin(), ids.end()}};
@@ -48,44 +56,56 @@ void Finder::ask_all(const ClusterView& view, std::span<const ObjectId> ids, std
     if (!link->is_self && link->is_up()) asked.push_back(core_.cluster->ask(link, find, deadline));
   }
   for (std::size_t i = 0; i < ids.size(); ++i) {
-    if (const auto held = core_.store->find(ids[i])) add_holder(found[i], *held, core_.self.node_id);
+    if (const auto held = core_.store->find(ids[i])) replies[i].push_back({core_.self.node_id, *held, false});
   }
   for (auto& one : asked) {
     const auto answer = core_.cluster->answer(one);
     if (!answer.ok() || (*answer)->results.size() != ids.size()) continue;
     for (std::size_t i = 0; i < ids.size(); ++i) {
-      const auto& held = (*answer)->results[i].held;
-      if (held) add_holder(found[i], *held, one.link->member.node_id);
+      const Find::Done& done = (*answer)->results[i];
+      if (done.held) replies[i].push_back({one.link->member.node_id, *done.held, done.pending});
     }
   }
 }
 
-std::vector<std::optional<Found>> Finder::everywhere(const ClusterView& view, std::span<const ObjectId> ids,
-                                                     Deadline deadline) {
+std::vector<std::vector<Reply>> Finder::replies(const ClusterView& view, std::span<const ObjectId> ids,
+                                                Deadline deadline) {
   core_.counters.add(NodeCounters::kAskedEverywhere, ids.size());
-  std::vector<std::optional<Found>> found(ids.size());
+  std::vector<std::vector<Reply>> out(ids.size());
   for (std::size_t first = 0; first < ids.size(); first += kMaxIds) {
     const std::size_t count = std::min(kMaxIds, ids.size() - first);
-    ask_all(view, ids.subspan(first, count), std::span(found).subspan(first, count), deadline);
+    ask_all(view, ids.subspan(first, count), std::span(out).subspan(first, count), deadline);
   }
+  return out;
+}
+
+std::vector<std::optional<Found>> Finder::everywhere(const ClusterView& view, std::span<const ObjectId> ids,
+                                                     Deadline deadline) {
+  std::vector<std::optional<Found>> found;
+  for (const auto& of_one : replies(view, ids, deadline)) found.push_back(found_of(of_one));
   return found;
 }
 
-std::vector<std::optional<Found>> Finder::verify(const ClusterView& view, std::span<const ObjectId> ids,
-                                                 Deadline deadline) {
-  auto found = everywhere(view, ids, deadline);
+std::vector<std::vector<Reply>> Finder::verify(const ClusterView& view, std::span<const ObjectId> ids,
+                                               Deadline deadline) {
+  // Looked at first: who is announced while the others are asked is not out of date.
+  std::vector<std::optional<Location>> before;
+  for (const ObjectId& id : ids) before.push_back(core_.directory.find(id));
+  auto said = replies(view, ids, deadline);
   for (std::size_t i = 0; i < ids.size(); ++i) {
-    const auto location = core_.directory.find(ids[i]);
+    const auto& location = before[i];
     if (!location) continue;
     for (const HolderIndex index : location->holders) {
       const NodeId node = core_.names.node(index);
       const auto link = view.find(node);
       if (link && !link->is_up()) continue;  // it could not be asked
-      const bool holds = found[i] && std::ranges::find(found[i]->holders, node) != found[i]->holders.end();
+      const bool holds = std::ranges::any_of(said[i], [&](const Reply& reply) {
+        return reply.node == node && (reply.pending || reply.held.digest == location->digest);
+      });
       if (!holds) core_.directory.retract(ids[i], index);
     }
   }
-  return found;
+  return said;
 }
 
 // Those that are still unknown afterwards because their owner did not say.

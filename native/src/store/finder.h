@@ -16,6 +16,12 @@ struct Found {
   std::vector<NodeId> holders;  // those that answer first; this node before all others
 };
 
+struct Reply {  // of a member that holds it, or is about to
+  NodeId node;
+  Held held;
+  bool pending = false;  // announced and not visible yet
+};
+
 class Finder {
  public:
   explicit Finder(NodeCore& core) : core_(core) {}
@@ -29,12 +35,13 @@ class Finder {
   std::vector<std::optional<Found>> everywhere(const ClusterView& view, std::span<const ObjectId> ids,
                                                Deadline deadline);
   // The same, and takes out of the directory what nobody holds any more: a holder's word that it let go may be late.
-  std::vector<std::optional<Found>> verify(const ClusterView& view, std::span<const ObjectId> ids, Deadline deadline);
+  std::vector<std::vector<Reply>> verify(const ClusterView& view, std::span<const ObjectId> ids, Deadline deadline);
   // Ids of `ids` for which here() says nothing and that may be somewhere nevertheless.
   std::vector<std::size_t> doubtful(const ClusterView& view, std::span<const ObjectId> ids) const;
 
  private:
-  void ask_all(const ClusterView& view, std::span<const ObjectId> ids, std::span<std::optional<Found>> found,
+  std::vector<std::vector<Reply>> replies(const ClusterView& view, std::span<const ObjectId> ids, Deadline deadline);
+  void ask_all(const ClusterView& view, std::span<const ObjectId> ids, std::span<std::vector<Reply>> replies,
                Deadline deadline);
   std::vector<std::size_t> ask_owners(const ClusterView& view, std::span<const ObjectId> ids,
                                       std::span<const std::size_t> wanted, std::span<std::optional<Found>> found,

@@ -335,7 +335,8 @@ struct Find {  // what the node itself holds
   static constexpr Type kType = Type::kFind;
   struct Done {
     std::optional<Held> held;
-    KVF_FIELDS(codec.maybe(self.held))
+    bool pending = false;  // announced, or being announced, and not visible yet
+    KVF_FIELDS(codec.maybe(self.held), codec.field(self.pending))
   };
   struct Answer {
     std::vector<Done> results;

@@ -9,6 +9,7 @@
 #include "store/directory.h"
 #include "store/local_store.h"
 #include "store/node_counters.h"
+#include "store/pending_claims.h"
 #include "store/put_ledger.h"
 #include "store/rpc.h"
 #include "store/sessions.h"
@@ -25,6 +26,7 @@ struct NodeCore {
   HolderNames names;
   Directory directory;
   PutLedger puts;
+  PendingClaims claims;
   std::unique_ptr<RpcEndpoint> rpc;
   std::unique_ptr<LocalStore> store;
   std::unique_ptr<Sessions> sessions;

@@ -67,7 +67,11 @@ void Publisher::try_once(const std::shared_ptr<const ClusterView>& view, std::sp
     if (part.link->is_self) continue;
     Announce announce;
     announce.fresh = part.claims.front()->object.fresh;
-    for (const Claim* claim : part.claims) announce.items.push_back(item_of(claim->object));
+    for (const Claim* claim : part.claims) {
+      const auto& object = claim->object;
+      announce.items.push_back(item_of(object));
+      core_.claims.add(object.id, {object.bytes, object.digest, Tier::kDram, object.replicas});
+    }
     asked.emplace_back(&part, core_.cluster->ask(part.link, announce, deadline));
   }
   for (auto& [link, part] : parts) {
@@ -75,8 +79,10 @@ void Publisher::try_once(const std::shared_ptr<const ClusterView>& view, std::sp
   }
   for (auto& [part, call] : asked) {
     const auto answer = core_.cluster->answer(call);
-    if (!answer.ok() || (*answer)->results.size() != part->claims.size()) continue;
-    for (std::size_t i = 0; i < part->claims.size(); ++i) settle(*part->claims[i], (*answer)->results[i]);
+    if (answer.ok() && (*answer)->results.size() == part->claims.size()) {
+      for (std::size_t i = 0; i < part->claims.size(); ++i) settle(*part->claims[i], (*answer)->results[i]);
+    }
+    for (const Claim* claim : part->claims) core_.claims.remove(claim->object.id, claim->object.digest);
   }
 }
 
@@ -88,7 +94,7 @@ bool Publisher::needs_asking(const ClusterView& view, const Directory::Announced
 }
 
 std::vector<bool> Publisher::find_conflicts(const ClusterView& view, std::span<const Directory::Announced> objects,
-                                            Deadline deadline) {
+                                            const NodeId& asker, Deadline deadline) {
   std::vector<ObjectId> ids;
   std::vector<std::size_t> places;
   std::vector<bool> conflicts(objects.size(), false);
@@ -98,9 +104,15 @@ std::vector<bool> Publisher::find_conflicts(const ClusterView& view, std::span<c
     places.push_back(i);
   }
   if (ids.empty()) return conflicts;
-  const auto elsewhere = finder_.verify(view, ids, deadline);
+  const auto said = finder_.verify(view, ids, deadline);
   for (std::size_t n = 0; n < ids.size(); ++n) {
-    conflicts[places[n]] = elsewhere[n] && elsewhere[n]->digest != objects[places[n]].digest;
+    const Directory::Announced& object = objects[places[n]];
+    // All claims come here, and one after the other, but for those that are still made by other members' lights.
+    const bool all_here = core_.is_authoritative(view, object.id);
+    conflicts[places[n]] = std::ranges::any_of(said[n], [&](const Reply& reply) {
+      if (reply.held.digest == object.digest || (reply.pending && reply.node == asker)) return false;
+      return !reply.pending || !all_here;
+    });
   }
   return conflicts;
 }
@@ -109,7 +121,7 @@ std::vector<bool> Publisher::find_conflicts(const ClusterView& view, std::span<c
 void Publisher::claim_here(const ClusterView& view, std::span<Claim*> claims, Deadline deadline) {
   std::vector<Directory::Announced> objects;
   for (const Claim* claim : claims) objects.push_back(claim->object);
-  const std::vector<bool> conflicts = find_conflicts(view, objects, deadline);
+  const std::vector<bool> conflicts = find_conflicts(view, objects, core_.self.node_id, deadline);
   for (std::size_t i = 0; i < claims.size(); ++i) {
     Claim& claim = *claims[i];
     if (conflicts[i]) {

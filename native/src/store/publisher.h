@@ -32,7 +32,7 @@ class Publisher {
   // For the owner of the ids: which of them name other bytes than some member holds. Asks the members if need be.
   bool needs_asking(const ClusterView& view, const Directory::Announced& object) const;
   std::vector<bool> find_conflicts(const ClusterView& view, std::span<const Directory::Announced> objects,
-                                   Deadline deadline);
+                                   const NodeId& asker, Deadline deadline);
 
  private:
   void try_once(const std::shared_ptr<const ClusterView>& view, std::span<Claim> claims, Deadline deadline);

@@ -192,7 +192,12 @@ std::optional<Match::Answer> Reads::match(const Match& match, bool wait) {
 
 Find::Answer Reads::find(const Find& find) const {
   Find::Answer answer;
-  for (const ObjectId& id : find.ids) answer.results.push_back({core_.store->find(id)});
+  for (const ObjectId& id : find.ids) {
+    // In this order: a claim is taken back after its object has become visible.
+    const auto claimed = core_.claims.find(id);
+    const auto visible = core_.store->find(id);
+    answer.results.push_back({visible ? visible : claimed, !visible && claimed});
+  }
   return answer;
 }
 

@@ -148,7 +148,7 @@ Service::Answered<Announce> Service::on(const Asker& asker, const Announce& anno
   }
   if (doubtful && !wait) return std::nullopt;
   std::vector<bool> conflicts(objects.size(), false);
-  if (doubtful) conflicts = publisher_.find_conflicts(*view, objects, deadline_in(core_.cluster->patience()));
+  if (doubtful) conflicts = publisher_.find_conflicts(*view, objects, holder, deadline_in(core_.cluster->patience()));
   Announce::Answer answer;
   const HolderIndex index = core_.names.of(holder);
   for (std::size_t i = 0; i < objects.size(); ++i) {
