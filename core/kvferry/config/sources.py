@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from kvferry.config import levels
 from kvferry.config.fields import all_fields, fields_by_key
 from kvferry.config.schema import SECTIONS
 from kvferry.errors import ConfigError
@@ -21,6 +22,13 @@ MAX_FILE_BYTES = 1 << 20
 
 # `protocol` is the name that other KV transfer configurations use for the choice of transport.
 PROTOCOLS: Mapping[str, tuple[str, ...]] = {"auto": ("shm", "tcp"), "shm": ("shm",), "tcp": ("tcp",)}
+
+# Keys of other KV cache configurations that mean one of ours.
+ALIASES: Mapping[str, str] = {
+    "eviction.watermark_low": "store.watermark_low",
+    "eviction.watermark_high": "store.watermark_high",
+}
+_TABLES = {*SECTIONS, "eviction"}
 
 # A Kubernetes service called e.g. `kvferry-router` injects KVFERRY_ROUTER_PORT=tcp://10.0.0.1:8000 and more.
 _SERVICE_LINK = re.compile(r"(_SERVICE_(HOST|PORT(_\w+)?)|_PORT_\d+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?)$")
@@ -115,7 +123,7 @@ def _near_variable(name: str, known: Mapping[str, str]) -> str | None:
 def _flatten(mapping: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
     for name, value in mapping.items():
         key = f"{prefix}{name}"
-        if isinstance(value, Mapping) and key in SECTIONS:
+        if isinstance(value, Mapping) and key in _TABLES:
             yield from _flatten(value, f"{key}.")
         else:
             yield key, value
@@ -128,6 +136,10 @@ def _keyed_layer(items: Iterator[tuple[str, Any]], source: str, *, text: bool) -
             layer.problems.append(
                 f"{key} in {source} is a section and takes a table of keys, not a single value"
             )
+        elif key == levels.KEY:
+            _add_levels(layer, value, source)
+        elif key in ALIASES:
+            _add(layer, Entry(ALIASES[key], value, f"{source} ({key})", text))
         elif key in fields_by_key() or key in ("protocol", "transfer.protocol"):
             _add(layer, Entry(key, value, source, text))
         else:
@@ -143,6 +155,16 @@ def _near_key(key: str) -> str:
         match = difflib.get_close_matches(key, [*names, *SECTIONS, "protocol"], n=1, cutoff=0.6)
         close = [names.get(match[0], match[0])] if match else close
     return f', did you mean "{close[0]}"?' if close else " (`kvferry config` lists all keys)"
+
+
+def _add_levels(layer: Layer, value: Any, source: str) -> None:
+    try:
+        settings = levels.settings_of(value)
+    except ValueError as error:
+        layer.problems.append(f"{levels.KEY} from {source}: {error}")
+        return
+    for key, setting in settings.items():
+        _add(layer, Entry(key, setting, f"{source} ({levels.KEY})", False))
 
 
 def _add(layer: Layer, entry: Entry) -> None:

@@ -17,7 +17,7 @@ def test_each_field_is_documented_and_its_default_is_allowed(field: Field) -> No
     assert convert_value(field, field.default, text=False) == field.default
     if isinstance(field.default, float):
         assert field.unit in ("seconds", "share")
-        assert field.name.endswith("_s")
+        assert field.name.endswith("_s") == (field.unit == "seconds")
     if field.name.endswith("_bytes"):
         assert field.unit == "bytes"
 
