@@ -65,20 +65,6 @@ void stream_steps_sse2(std::byte* to, const std::byte* from, std::size_t length,
 // AVX-512 was measured, too: within noise of AVX2 (the memory is the limit), so it is not worth a lower clock.
 const StreamSteps kStreamSteps = __builtin_cpu_supports("avx2") != 0 ? stream_steps_avx2 : stream_steps_sse2;
 
-void stream_block(const BlockCopy& block, const std::byte* next) {
-  constexpr std::size_t kAlignment = 64;  // whole lines from the first store on
-  const std::size_t head = (kAlignment - reinterpret_cast<std::uintptr_t>(block.to) % kAlignment) % kAlignment;
-  const std::size_t middle = (block.length - head) / kStep * kStep;
-  const std::size_t tail = block.length - head - middle;
-  std::byte* const to = block.to + head;
-  const std::byte* const from = block.from + head;
-  std::memcpy(block.to, block.from, head);
-  const std::size_t own = middle > kAhead ? middle - kAhead : 0;  // so far the fetches stay in this block
-  kStreamSteps(to, from, own, from + kAhead);
-  kStreamSteps(to + own, from + own, middle - own, next);
-  std::memcpy(to + middle, from + middle, tail);
-}
-
 void copy_streaming(std::span<const BlockCopy> blocks) {
   for (std::size_t i = 0; i < blocks.size(); ++i) {
     const BlockCopy& block = blocks[i];
@@ -90,7 +76,7 @@ void copy_streaming(std::span<const BlockCopy> blocks) {
       std::memcpy(block.to, block.from, block.length);
     }
   }
-  _mm_sfence();
+  fence_streamed();
 }
 
 #else
@@ -100,6 +86,32 @@ void copy_streaming(std::span<const BlockCopy> blocks) { copy_cached(blocks); }
 #endif
 
 }  // namespace
+
+#if defined(__x86_64__)
+
+void stream_block(const BlockCopy& block, const std::byte* next) {
+  constexpr std::size_t kAlignment = 64;  // whole lines from the first store on
+  const std::size_t skew = (kAlignment - reinterpret_cast<std::uintptr_t>(block.to) % kAlignment) % kAlignment;
+  const std::size_t head = std::min(skew, block.length);
+  const std::size_t middle = (block.length - head) / kStep * kStep;
+  const std::size_t tail = block.length - head - middle;
+  std::byte* const to = block.to + head;
+  const std::byte* const from = block.from + head;
+  std::memcpy(block.to, block.from, head);
+  const std::size_t own = middle > kAhead ? middle - kAhead : 0;  // so far the fetches stay in this block
+  kStreamSteps(to, from, own, from + kAhead);
+  kStreamSteps(to + own, from + own, middle - own, next);
+  std::memcpy(to + middle, from + middle, tail);
+}
+
+void fence_streamed() { _mm_sfence(); }
+
+#else
+
+void stream_block(const BlockCopy& block, const std::byte*) { std::memcpy(block.to, block.from, block.length); }
+void fence_streamed() {}
+
+#endif
 
 void copy_blocks(std::span<const BlockCopy> blocks, Stores stores) {
   if (stores == Stores::kStreaming) {

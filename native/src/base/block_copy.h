@@ -28,4 +28,10 @@ constexpr Stores stores_for(std::uint64_t operation_bytes) {
 // release, lock or message of this thread.
 void copy_blocks(std::span<const BlockCopy> blocks, Stores stores);
 
+// One block with streaming stores, for callers that look at the bytes on the way: fence_streamed() must follow the last
+// one, and only then holds what copy_blocks says. From `next` on, as many bytes are fetched for what is copied after
+// it.
+void stream_block(const BlockCopy& block, const std::byte* next);
+void fence_streamed();
+
 }  // namespace kvferry

@@ -1,8 +1,18 @@
 #include "base/sha256.h"
 
 #include <algorithm>
+#include <cstring>
 
 namespace kvferry {
+namespace {
+
+Digest digest_of(const Sha256State& state) {
+  Digest out{};
+  for (std::size_t i = 0; i < out.size(); ++i) out[i] = static_cast<std::uint8_t>(state[i / 4] >> (24 - 8 * (i % 4)));
+  return out;
+}
+
+}  // namespace
 
 void Sha256::update(ByteView bytes) {
   const std::size_t used = total_bytes_ % 64;
@@ -27,15 +37,33 @@ Digest Sha256::finish() {
   tail[0] = std::byte{0x80};
   for (std::size_t i = 0; i < 8; ++i) tail[1 + zeros + i] = static_cast<std::byte>(bits >> (56 - 8 * i));
   update(ByteView(tail).first(1 + zeros + 8));
-  Digest out{};
-  for (std::size_t i = 0; i < out.size(); ++i) out[i] = static_cast<std::uint8_t>(state_[i / 4] >> (24 - 8 * (i % 4)));
-  return out;
+  return digest_of(state_);
 }
 
 Digest sha256(ByteView bytes) {
   Sha256 hash;
   hash.update(bytes);
   return hash.finish();
+}
+
+Digest sha256(ByteView first, ByteView second) {
+  const std::size_t length = first.size() + second.size();
+  if (length > kSha256ShortBytes) {
+    Sha256 hash;
+    hash.update(first);
+    hash.update(second);
+    return hash.finish();
+  }
+  std::array<std::byte, 128> padded{};  // the message as the standard pads it: one block or two
+  if (!first.empty()) std::memcpy(padded.data(), first.data(), first.size());
+  if (!second.empty()) std::memcpy(padded.data() + first.size(), second.data(), second.size());
+  padded[length] = std::byte{0x80};
+  const std::size_t blocks = length < 56 ? 1 : 2;
+  padded[64 * blocks - 2] = static_cast<std::byte>(length * 8 >> 8);
+  padded[64 * blocks - 1] = static_cast<std::byte>(length * 8);
+  Sha256State state = kSha256Start;
+  sha256_blocks(state, padded.data(), blocks);
+  return digest_of(state);
 }
 
 HmacSha256::HmacSha256(ByteView key) {

@@ -37,6 +37,9 @@ class HmacSha256 {
 };
 
 Digest sha256(ByteView bytes);
+// Of `first` followed by `second`. Faster than piece by piece if both together have at most kSha256ShortBytes.
+inline constexpr std::size_t kSha256ShortBytes = 119;
+Digest sha256(ByteView first, ByteView second);
 Digest hmac_sha256(ByteView key, std::span<const ByteView> parts);
 // `out` gets at most 255 * 32 bytes of key material, bound to `info`.
 void hkdf_sha256(ByteView salt, ByteView secret, ByteView info, std::span<std::uint8_t> out);

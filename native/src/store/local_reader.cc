@@ -1,5 +1,6 @@
 #include "store/local_reader.h"
 
+#include <algorithm>
 #include <string>
 #include <utility>
 
@@ -33,7 +34,8 @@ class SharedReader final : public LocalReader {
 
   void accessed(std::span<const ObjectId> ids) override {
     const std::uint64_t now_ms = monotonic_ms();
-    for (const ObjectId& id : ids) {
+    // The page has room for so many notes: later ones would take the place of the first.
+    for (const ObjectId& id : ids.last(std::min<std::size_t>(ids.size(), kAccessNotes))) {
       const auto found = index_.find(id, now_ms);
       if (found) page_.note_access(found->slot);
     }

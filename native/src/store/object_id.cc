@@ -35,10 +35,7 @@ ObjectIds::ObjectIds(std::string_view tenant) : prefix_{} {
 
 ObjectId ObjectIds::of(std::string_view key) const {
   // The key comes last and its end is the end of the input, so no length is needed to keep two keys apart.
-  Sha256 hash;
-  hash.update(std::as_bytes(std::span(prefix_)));
-  hash.update(bytes_of(key));
-  const Digest digest = hash.finish();
+  const Digest digest = sha256(std::as_bytes(std::span(prefix_)), bytes_of(key));
   return {big_endian(digest.data()), big_endian(digest.data() + 8)};
 }
 

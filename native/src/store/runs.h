@@ -7,6 +7,7 @@
 #include <span>
 #include <vector>
 
+#include "base/block_copy.h"
 #include "kvferry/store.h"
 
 namespace kvferry::store {
@@ -16,11 +17,13 @@ std::uint64_t total_bytes(Pieces runs);
 
 ContentDigest digest_of(ConstPieces runs);
 
-// Copies as many bytes as both sides have. What was written is visible to whoever sees a later atomic release, lock or
-// message of this thread.
-void copy_runs(ConstPieces from, Pieces to);
+// Copies as many bytes as both sides have. `stores`: what suits all that the caller copies at once. What was written is
+// visible to whoever sees a later atomic release, lock or message of this thread.
+void copy_runs(ConstPieces from, Pieces to, Stores stores);
+void copy_runs(ConstPieces from, Pieces to);  // nothing else at once
 
 // The same, and the digest of what was copied, at the cost of reading it once.
+ContentDigest copy_and_digest(ConstPieces from, Pieces to, Stores stores);
 ContentDigest copy_and_digest(ConstPieces from, Pieces to);
 
 // The `length` bytes from `offset` on. They must be there.

@@ -28,13 +28,17 @@ Wanted open_ones(std::span<Want> wants) {
 // In place, without a message. Leaves those open that are not in this node's memory.
 void from_memory(ClientCore& core, const Home& home, std::span<Want> wants) {
   LocalReader& reader = *home.reader();
+  std::uint64_t total = 0;
+  for (const Want& want : wants) total += want.done ? 0 : want.room();
+  const Stores stores = stores_for(total);
   for (Want& want : wants) {
+    if (want.done) continue;
     auto pin = reader.pin(want.id);
     if (!pin.ok() || !pin->has_value()) continue;
     const LocalPin& held = **pin;
     const auto runs = home.memory(held.places);
     const std::vector<std::span<const std::byte>> bytes(runs.begin(), runs.end());
-    deliver(want, bytes, held.held);
+    deliver(want, bytes, held.held, stores);
     reader.unpin(held);
     core.counters.memory_hits.fetch_add(1, std::memory_order_relaxed);
   }
@@ -56,7 +60,7 @@ void from_home(ClientCore& core, const Home& home, const Wanted& open, Deadline 
 // Small values that came with the answer of `where`.
 bool take_value(Want& want, ByteView value, const ContentDigest& digest) {
   const std::span<const std::byte> run = value;
-  deliver(want, {&run, 1}, {value.size(), digest, Tier::kDram, 1});
+  deliver(want, {&run, 1}, {value.size(), digest, Tier::kDram, 1}, Stores::kCached);
   return want.done;
 }
 

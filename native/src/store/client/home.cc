@@ -6,15 +6,15 @@
 
 namespace kvferry::store {
 
-Result<std::shared_ptr<Home>> Home::attach(Links& links, const Endpoint& endpoint, const std::string& cluster,
+Result<std::shared_ptr<Home>> Home::attach(Links& links, const Endpoint& endpoint, const StoreOptions& options,
                                            std::uint64_t ended_session, Deadline deadline) {
   Attach request;
-  request.cluster = cluster;
+  request.cluster = options.cluster;
   request.who = Attach::Who::kClient;
   const ProcessRef self = ProcessRef::self();
   request.pid = static_cast<std::uint32_t>(self.pid);
   request.process_start = self.start;
-  request.shared_memory = true;
+  request.shared_memory = std::ranges::count(options.engine.transports, "shm") > 0;
   request.ended_session = ended_session;
   KVF_ASSIGN_OR_RETURN(auto connection, links.attach(endpoint, NodeId{}, request, deadline));
   std::shared_ptr<Home> home(new Home(std::move(connection)));

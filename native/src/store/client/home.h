@@ -16,8 +16,9 @@ namespace kvferry::store {
 
 class Home {
  public:
-  // kUnavailable and others of Engine::connect; kPermissionDenied: another cluster.
-  static Result<std::shared_ptr<Home>> attach(Links& links, const Endpoint& endpoint, const std::string& cluster,
+  // kUnavailable and others of Engine::connect; kPermissionDenied: another cluster. The node's
+  // memory is mapped only if the transports of `options` have shm.
+  static Result<std::shared_ptr<Home>> attach(Links& links, const Endpoint& endpoint, const StoreOptions& options,
                                               std::uint64_t ended_session, Deadline deadline);
 
   const std::shared_ptr<const Connection>& connection() const { return connection_; }

@@ -3,8 +3,6 @@
 #include <algorithm>
 #include <string>
 
-#include "store/runs.h"
-
 namespace kvferry::store {
 namespace {
 
@@ -111,11 +109,14 @@ class PinnedRead {
 
  private:
   Status copy(std::vector<Reading>& readings) {
+    std::uint64_t total = 0;
+    for (const Reading& reading : readings) total += wanted_bytes(*reading.want, reading.pinned->held);
     for (Reading& reading : readings) {
       const auto runs = mapped_->memory(reading.pinned->places);
       std::vector<std::span<const std::byte>> bytes(runs.begin(), runs.end());
       const Want& want = *reading.want;
-      copy_runs(cut(bytes, want.whole ? 0 : want.offset, wanted_bytes(want, reading.pinned->held)), want.target);
+      copy_runs(cut(bytes, want.whole ? 0 : want.offset, wanted_bytes(want, reading.pinned->held)), want.target,
+                stores_for(total));
     }
     return {};
   }
@@ -196,13 +197,13 @@ class PinnedRead {
 
 }  // namespace
 
-void deliver(Want& want, ConstPieces object, const Held& held) {
+void deliver(Want& want, ConstPieces object, const Held& held, Stores stores) {
   if (Status bad = misfit(want, held); !bad.ok()) return want.finish(std::move(bad), held.bytes);
   const std::uint64_t length = wanted_bytes(want, held);
   if (want.whole) {
-    copy_runs(object, want.target);
+    copy_runs(object, want.target, stores);
   } else {
-    copy_runs(cut(object, want.offset, length), want.target);
+    copy_runs(cut(object, want.offset, length), want.target, stores);
   }
   if (right(want, held)) want.finish({}, length);
 }

@@ -6,11 +6,13 @@
 
 #include "store/client/core.h"
 #include "store/client/gets.h"
+#include "store/runs.h"
 
 namespace kvferry::store {
 
 // Copies what is asked for out of an object's bytes, and checks it if that is wanted.
-void deliver(Want& want, ConstPieces object, const Held& held);
+// `stores`: what suits all that is delivered at once.
+void deliver(Want& want, ConstPieces object, const Held& held, Stores stores);
 
 // Delivers those that the node holds and leaves the others open. `mapped`: not null if the node's memory is mapped
 // here. Not OK: the node or the way to it failed; what is open then may be with others.

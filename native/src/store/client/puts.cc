@@ -1,7 +1,9 @@
 #include "store/client/puts.h"
 
 #include <algorithm>
+#include <optional>
 #include <string>
+#include <utility>
 
 #include "store/runs.h"
 
@@ -11,9 +13,12 @@ namespace {
 // Values up to this size travel inside of the message, which saves a round trip and costs two copies more.
 constexpr std::uint64_t kInlineBytes = 8u << 10;
 constexpr std::uint64_t kRemoteInlineBytes = 64u << 10;
-constexpr std::uint64_t kRoundBytes = 64u << 20;  // reserved at once, so that one client does not fill the memory
+// Reserved with one request, two of which may be under way, so that one client does not fill the memory. Small enough
+// for the first part to be written while the second one is reserved.
+constexpr std::uint64_t kRoundBytes = 16u << 20;
 
 using Offers = std::vector<Offer*>;
+using Part = std::span<Offer* const>;
 
 PutResult from(const PutDone& done) { return {done.status, done.created, done.replicas}; }
 
@@ -44,7 +49,7 @@ void in_parts(const Offers& offers, std::size_t max_count, std::uint64_t max_byt
   }
 }
 
-void fail_all(std::span<Offer* const> offers, const Status& why) {
+void fail_all(Part offers, const Status& why) {
   for (Offer* offer : offers) {
     if (!offer->done) offer->finish({why, false, 0});
   }
@@ -64,7 +69,7 @@ class ToNode {
     // In order, so that of equal keys the first one is stored.
     in_parts(small, kMaxObjects, kMaxInlineBytes, [this](auto part) { put_inline(part); });
     if (home_.reader() != nullptr) {
-      in_parts(large, kMaxObjects, kRoundBytes, [this](auto part) { put_in_place(part); });
+      put_in_place(large);
     } else {
       in_parts(large, kMaxPutFrom, kRoundBytes, [this](auto part) { put_from(part); });
     }
@@ -73,7 +78,7 @@ class ToNode {
  private:
   std::uint64_t node() const { return home_.connection()->handle(); }
 
-  void take(std::span<Offer* const> offers, const Result<std::vector<PutDone>>& results) {
+  void take(Part offers, const Result<std::vector<PutDone>>& results) {
     if (!results.ok()) return fail_all(offers, results.status());
     if (results->size() != offers.size()) {
       return fail_all(offers, {Code::kProtocolError, "the node did not answer for each object"});
@@ -82,12 +87,12 @@ class ToNode {
   }
 
   template <typename Request>
-  void send(std::span<Offer* const> offers, const Request& request) {
+  void send(Part offers, const Request& request) {
     auto answer = core_.rpc->call(node(), request, deadline_);
     take(offers, answer.ok() ? Result<std::vector<PutDone>>((*answer)->results) : answer.status());
   }
 
-  void put_inline(std::span<Offer* const> offers) {
+  void put_inline(Part offers) {
     PutInline request;
     Bytes joined;
     std::uint64_t total = 0;
@@ -103,25 +108,65 @@ class ToNode {
     send(offers, request);
   }
 
-  void put_in_place(std::span<Offer* const> offers) {
+  // Each part's memory is asked for before the one before it is written, and while a part is written, the node commits
+  // the one before it.
+  void put_in_place(const Offers& offers) {
+    Offers crowded;  // found no room beside the part before it
+    std::optional<Reservation> next;
+    std::optional<Committing> committing;
+    in_parts(offers, kMaxObjects, kRoundBytes, [&](Part part) {
+      std::optional<Reservation> now = std::exchange(next, reserve(part));
+      if (now) write_part(*std::move(now), committing, &crowded);
+    });
+    if (next) write_part(*std::move(next), committing, &crowded);
+    conclude(committing);
+    in_parts(crowded, kMaxObjects, kRoundBytes, [&](Part part) {
+      write_part(reserve(part), committing, nullptr);
+      conclude(committing);
+    });
+  }
+
+  struct Reservation {
+    Part offers;
+    RpcEndpoint::Call<Reserve> call;
+  };
+  struct Committing {
+    Offers offers;
+    RpcEndpoint::Call<Commit> call;
+  };
+
+  Reservation reserve(Part offers) {
     Reserve request;
+    request.objects.reserve(offers.size());
     for (const Offer* offer : offers) request.objects.push_back(offer->object);
-    auto answer = core_.rpc->call(node(), request, deadline_);
+    return {offers, core_.rpc->start(node(), request, deadline_)};
+  }
+
+  // `crowded`: takes those that found no room; null: they fail. One commit is under way at most: of equal keys, the
+  // first one is stored.
+  void write_part(Reservation reserved, std::optional<Committing>& committing, Offers* crowded) {
+    const Part offers = reserved.offers;
+    auto answer = reserved.call.finish();
     if (!answer.ok()) return fail_all(offers, answer.status());
     if ((*answer)->results.size() != offers.size()) {
       return fail_all(offers, {Code::kProtocolError, "the node did not answer for each object"});
     }
+    std::uint64_t total = 0;
+    for (const Offer* offer : offers) total += offer->object.bytes;
+    const Stores stores = stores_for(total);
     Commit commit;
     Offers written;
     Abort abort;
     for (std::size_t i = 0; i < offers.size(); ++i) {
       const Reserve::Done& done = (*answer)->results[i];
       Offer& offer = *offers[i];
-      if (!done.status.ok()) {
+      if (done.status.code() == Code::kResourceExhausted && crowded != nullptr) {
+        crowded->push_back(&offer);
+      } else if (!done.status.ok()) {
         offer.finish({done.status, false, 0});
       } else if (done.existing) {
         offer.finish(compare(offer, *done.existing));
-      } else if (const auto digest = write(offer, done)) {
+      } else if (const auto digest = write(offer, done, stores)) {
         commit.items.push_back({done.put, *digest});
         written.push_back(&offer);
       } else {
@@ -129,17 +174,25 @@ class ToNode {
       }
     }
     if (!abort.puts.empty()) (void)core_.rpc->post(node(), abort, deadline_);
-    if (!written.empty()) send(written, commit);
+    conclude(committing);
+    if (!written.empty()) committing = {std::move(written), core_.rpc->start(node(), commit, deadline_)};
   }
 
-  std::optional<ContentDigest> write(Offer& offer, const Reserve::Done& reserved) {
+  void conclude(std::optional<Committing>& committing) {
+    if (!committing) return;
+    auto answer = committing->call.finish();
+    take(committing->offers, answer.ok() ? Result<std::vector<PutDone>>((*answer)->results) : answer.status());
+    committing.reset();
+  }
+
+  std::optional<ContentDigest> write(Offer& offer, const Reserve::Done& reserved, Stores stores) {
     const auto places = home_.memory(std::span(reserved.places));
-    if (total_bytes(places) == offer.object.bytes) return copy_and_digest(offer.value, places);
+    if (total_bytes(places) == offer.object.bytes) return copy_and_digest(offer.value, places, stores);
     offer.finish({{Code::kProtocolError, "the node reserved memory of another size than was asked for"}, false, 0});
     return std::nullopt;
   }
 
-  void put_from(std::span<Offer* const> offers) {
+  void put_from(Part offers) {
     ProgramMemory::Use memory(*core_.memory);
     PutFrom request;
     Offers sent;

@@ -310,8 +310,7 @@ Result<std::shared_ptr<Home>> ClientCore::home(Deadline deadline) {
   if (current && options.find_node) {
     if (const auto moved = options.find_node()) where = *moved;
   }
-  auto made =
-      Home::attach(*links, where, options.cluster, ended, std::min(deadline, now + options.engine.connect_timeout));
+  auto made = Home::attach(*links, where, options, ended, std::min(deadline, now + options.engine.connect_timeout));
   if (!made.ok()) {
     next_try = Clock::now() + kRetryHome;
     last_failure = made.status().with_context("the node at " + where.to_string() + " is not there");

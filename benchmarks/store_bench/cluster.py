@@ -1,0 +1,62 @@
+"""Nodes as child processes, and clients of them in this one."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+from collections.abc import Sequence
+from pathlib import Path
+
+from kvferry.config import load_config
+from kvferry.store import Store, open_store
+from kvferry.testing.nodes import NodeChild, start_nodes
+
+
+class Nodes:
+    """Starts clusters, each in a folder of its own; all end with `stack`."""
+
+    def __init__(self, folder: Path, stack: contextlib.ExitStack) -> None:
+        self._folder, self._stack = folder, stack
+        self._number = itertools.count()
+
+    def start(self, count: int, *flags: str, stack: contextlib.ExitStack | None = None) -> list[NodeChild]:
+        """So many nodes that know each other."""
+        folder = self._folder / f"cluster-{next(self._number)}"
+        folder.mkdir(0o700)
+        nodes = start_nodes(folder, count, flags)
+        for node in nodes:
+            (stack or self._stack).enter_context(node)
+        return nodes
+
+    def open(
+        self,
+        node: NodeChild,
+        transports: Sequence[str] = ("shm", "tcp"),
+        *,
+        stack: contextlib.ExitStack | None = None,
+    ) -> Store:
+        """A client; with tcp alone, it is like one of another host."""
+        values = {
+            "store": {"node": node.advert.endpoint},
+            "cluster": {"directory": node.cluster.directory, "name": node.cluster.name},
+            "transfer": {"transports": list(transports)},
+        }
+        return (stack or self._stack).enter_context(open_store(load_config(values, environ={})))
+
+
+def resident_bytes(pid: int) -> int:
+    """Memory of a process, its shared memory included."""
+    for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+        if line.startswith("VmRSS:"):
+            return int(line.split()[1]) << 10
+    return 0
+
+
+def touch_memory(store: Store, bytes_: int) -> None:
+    """Write to all of the node's memory once: later puts then find its pages there."""
+    piece = memoryview(bytearray(1 << 20))
+    keys = [b"touch-%d" % number for number in range(bytes_ // len(piece))]
+    for result in store.put_many(keys, [piece] * len(keys)):
+        if result.error is not None:
+            raise result.error
+    store.remove_many(keys)
