@@ -26,6 +26,7 @@ from benchmarks.store_bench.peers import PeerSide, peer_sides  # noqa: E402
 from benchmarks.store_bench.questions import asking, stalls, viewing  # noqa: E402
 from benchmarks.store_bench.remote import remote_rows  # noqa: E402
 from benchmarks.store_bench.sides import Ours, PlainCopy, Side, in_turns  # noqa: E402
+from benchmarks.store_bench.ssd import ssd_rows  # noqa: E402
 from benchmarks.transfer_bench import report  # noqa: E402
 from benchmarks.transfer_bench.cases import Case  # noqa: E402
 from benchmarks.transfer_bench.rows import Row, table, write_json, write_page  # noqa: E402
@@ -34,7 +35,7 @@ KIB, MIB = 1 << 10, 1 << 20
 COPY_CASES = (Case(64 * KIB, 64), Case(MIB, 1), Case(MIB, 16), Case(16 * MIB, 1))
 PEER_CASES = (Case(64 * KIB, 1), Case(64 * KIB, 64), Case(MIB, 1), Case(MIB, 8))
 COPY_TARGET = {"get": ">= 0.9", "put": ">= 0.8"}
-PEER_TARGET = {"Redis": ">= 5", "Mooncake": ">= 3"}
+PEER_TARGET = {"Redis, unix socket": ">= 5", "Redis, loopback": ">= 5", "Mooncake store": ">= 3"}
 DRAM = 512 * MIB
 ROUNDS, QUICK_ROUNDS = 7, 3
 CALLS = {"get": ("get_into", "get_many_into"), "put": ("put", "put_many")}
@@ -49,7 +50,7 @@ def beside(ours: Ours, others: Sequence[Side], case: Case, rounds: int) -> Itera
         speed = {name: case.bytes / seconds / 1e9 for name, seconds in took.items()}
         for side in others:
             if isinstance(side, PeerSide):
-                target = PEER_TARGET[side.name.partition(" ")[0].removesuffix(",")]
+                target = PEER_TARGET.get(side.name, "")
             else:
                 target = COPY_TARGET[op] if case.size >= MIB else ""
             call = CALLS[op][case.count > 1]
@@ -79,10 +80,11 @@ class Run:
             self._take(remote_rows(Ours("remote", nodes.open(node, ["tcp"])), self._rounds))
             self._beside_peers(ours, folder, stack)
         with contextlib.ExitStack() as stack:
-            nodes = Nodes(folder, stack)
+            nodes = Nodes(folder / "growth", stack)
             if not self._options.quick:
                 self._take(growth.with_keys(nodes, self._options.long))
             self._take(growth.with_nodes(nodes))
+            self._take(ssd_rows(nodes, self._options.disk or folder, self._note))
 
     def _beside_peers(self, ours: Ours, folder: Path, stack: contextlib.ExitStack) -> None:
         if self._options.peers is None:
@@ -114,6 +116,7 @@ def main() -> int:
     parser.add_argument("--long", action="store_true", help="2 million keys, too")
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write the rows to FILE")
     parser.add_argument("--docs", type=Path, metavar="FILE", help="also put the result into this page")
+    parser.add_argument("--disk", type=Path, metavar="DIR", help="where the SSD tier is measured; empty")
     parser.add_argument("--peers", type=Path, metavar="PYTHON", help="what benchmarks/peers.sh printed")
     run = Run(parser.parse_args())
     options, started, where = parser.parse_args(), time.monotonic(), report.machine()

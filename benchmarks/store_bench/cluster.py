@@ -22,7 +22,7 @@ class Nodes:
     def start(self, count: int, *flags: str, stack: contextlib.ExitStack | None = None) -> list[NodeChild]:
         """So many nodes that know each other."""
         folder = self._folder / f"cluster-{next(self._number)}"
-        folder.mkdir(0o700)
+        folder.mkdir(0o700, parents=True)
         nodes = start_nodes(folder, count, flags)
         for node in nodes:
             (stack or self._stack).enter_context(node)

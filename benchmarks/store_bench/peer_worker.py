@@ -1,7 +1,8 @@
 """Redis or Mooncake's store as one side: puts and gets in bursts, in an environment of its own.
 
 Speaks JSON lines on stdin and stdout; ends when its input is closed. Run as a module by peers.py, with the
-name of the store and where it is.
+name of the store, where it is, and how many bytes this process offers to it (clients of Mooncake hold the
+values). Each operation takes the next part of the memory, as our side does.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from typing import Any, Protocol
 import numpy as np
 
 LENGTH = 64 << 20
-SEGMENT_BYTES = 1 << 30
+MAX_SETS = 256
 
 
 class Adapter(Protocol):
@@ -25,8 +26,10 @@ class Adapter(Protocol):
     def prepare(self, size: int, count: int) -> None:
         """Take note of where values lie."""
 
-    def put(self, keys: list[str]) -> None: ...
-    def get(self, keys: list[str]) -> None: ...
+    def put(self, keys: list[str], first: int) -> None:
+        """Values from number `first` on."""
+
+    def get(self, keys: list[str], first: int) -> None: ...
     def remove(self, keys: list[str]) -> None: ...
 
 
@@ -35,7 +38,7 @@ class Redis:
 
     package = "redis"
 
-    def __init__(self, where: str, memory: np.ndarray, _other: np.ndarray) -> None:
+    def __init__(self, where: str, memory: np.ndarray, _other: np.ndarray, _offered: int) -> None:
         import redis
 
         host, _colon, port = where.partition(":")
@@ -47,18 +50,18 @@ class Redis:
     def prepare(self, size: int, count: int) -> None:
         self._values = [memoryview(self._memory)[i * size : (i + 1) * size] for i in range(count)]
 
-    def put(self, keys: list[str]) -> None:
+    def put(self, keys: list[str], first: int) -> None:
         if len(keys) == 1:
-            self._redis.set(keys[0], self._values[0])
+            self._redis.set(keys[0], self._values[first])
             return
         pipeline = self._redis.pipeline(transaction=False)
-        for key, value in zip(keys, self._values, strict=True):
+        for key, value in zip(keys, self._values[first : first + len(keys)], strict=True):
             pipeline.set(key, value)
         pipeline.execute()
 
-    def get(self, keys: list[str]) -> None:
+    def get(self, keys: list[str], first: int) -> None:
         found = [self._redis.get(keys[0])] if len(keys) == 1 else self._redis.mget(keys)
-        if any(len(one) != len(value) for one, value in zip(found, self._values, strict=True)):
+        if any(len(one) != len(self._values[first]) for one in found):
             raise ValueError("Redis lost a value")
 
     def remove(self, keys: list[str]) -> None:
@@ -66,15 +69,15 @@ class Redis:
 
 
 class Mooncake:
-    """Its own segment in this process, registered memory, the calls that copy least."""
+    """With registered memory, and the calls that copy least."""
 
     package = "mooncake-transfer-engine-non-cuda"
 
-    def __init__(self, where: str, memory: np.ndarray, other: np.ndarray) -> None:
+    def __init__(self, where: str, memory: np.ndarray, other: np.ndarray, offered: int) -> None:
         from mooncake.store import MooncakeDistributedStore  # type: ignore[import-not-found]
 
         self._store = MooncakeDistributedStore()
-        if self._store.setup("127.0.0.1", "P2PHANDSHAKE", SEGMENT_BYTES, LENGTH, "tcp", "", where) != 0:
+        if self._store.setup("127.0.0.1", "P2PHANDSHAKE", offered, LENGTH, "tcp", "", where) != 0:
             raise RuntimeError("Mooncake: setup failed")
         self._arrays = (memory, other)
         for array in self._arrays:
@@ -87,22 +90,22 @@ class Mooncake:
         self._sizes = [size] * count
         self._places = [[array.ctypes.data + i * size for i in range(count)] for array in self._arrays]
 
-    def put(self, keys: list[str]) -> None:
-        source = self._places[0]
+    def put(self, keys: list[str], first: int) -> None:
+        source, sizes = self._places[0][first : first + len(keys)], self._sizes[: len(keys)]
         if len(keys) == 1:
-            failed = self._store.put_from(keys[0], source[0], self._sizes[0]) != 0
+            failed = self._store.put_from(keys[0], source[0], sizes[0]) != 0
         else:
-            failed = any(self._store.batch_put_from(keys, source, self._sizes))
+            failed = any(self._store.batch_put_from(keys, source, sizes))
         if failed:
             raise RuntimeError("Mooncake: a put failed")
 
-    def get(self, keys: list[str]) -> None:
-        target = self._places[1]
+    def get(self, keys: list[str], first: int) -> None:
+        target, sizes = self._places[1][first : first + len(keys)], self._sizes[: len(keys)]
         if len(keys) == 1:
-            found = [self._store.get_into(keys[0], target[0], self._sizes[0])]
+            found = [self._store.get_into(keys[0], target[0], sizes[0])]
         else:
-            found = self._store.batch_get_into(keys, target, self._sizes)
-        if found != self._sizes:
+            found = self._store.batch_get_into(keys, target, sizes)
+        if found != sizes:
             raise RuntimeError("Mooncake: a get failed")
 
     def remove(self, keys: list[str]) -> None:
@@ -116,25 +119,31 @@ class Worker:
         self._adapter = adapter
         self._count = 0
         self._next = 0
-        self._kept: list[str] = []
+        self._turn = 0
+        self._kept: list[list[str]] = []  # a set of keys for each part of the memory
 
     def prepare(self, size: int, count: int) -> None:
         """Puts the values that are got."""
-        self._adapter.prepare(size, count)
+        for keys in self._kept:
+            self._adapter.remove(keys)
+        sets = min(LENGTH // (size * count), MAX_SETS)
+        self._adapter.prepare(size, count * sets)
         self._count = count
-        self._kept = self._fresh()
-        self._adapter.put(self._kept)
-        self._adapter.get(self._kept)
+        self._kept = [self._fresh() for _ in range(sets)]
+        for number, keys in enumerate(self._kept):
+            self._adapter.put(keys, number * count)
+        self._adapter.get(self._kept[0], 0)
 
     def burst(self, op: str, seconds: float) -> list[float]:
         """Seconds of each operation, for about so long in all; what it put is removed untimed."""
         took: list[float] = []
         until = time.perf_counter() + seconds
         while not took or time.perf_counter() < until:
-            keys = self._kept if op == "get" else self._fresh()
+            self._turn = (self._turn + 1) % len(self._kept)
+            keys = self._kept[self._turn] if op == "get" else self._fresh()
             call = self._adapter.get if op == "get" else self._adapter.put
             started = time.perf_counter()
-            call(keys)
+            call(keys, self._turn * self._count)
             took.append(time.perf_counter() - started)
             if op == "put":
                 self._adapter.remove(keys)
@@ -146,7 +155,7 @@ class Worker:
 
 
 def main() -> None:
-    kind, where = sys.argv[1:]
+    kind, where, offered = sys.argv[1:]
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # what the libraries print must not come between the answers
 
@@ -157,7 +166,7 @@ def main() -> None:
     try:
         memory = np.random.default_rng(1).integers(0, 256, LENGTH, dtype=np.uint8)
         adapters: dict[str, Any] = {"redis": Redis, "mooncake": Mooncake}
-        adapter = adapters[kind](where, memory, np.zeros(LENGTH, dtype=np.uint8))
+        adapter = adapters[kind](where, memory, np.zeros(LENGTH, dtype=np.uint8), int(offered))
         worker = Worker(adapter)
         tell({"package": f"{adapter.package} {version(adapter.package)}"})
         for line in sys.stdin:

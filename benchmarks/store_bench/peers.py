@@ -16,15 +16,16 @@ from benchmarks.transfer_bench.lines import Helper, HelperError
 
 MODULE = "benchmarks.store_bench.peer_worker"
 START_S = 20.0
+SEGMENT_BYTES = 1 << 30
 
 
 class PeerSide:
     """One store as one client sees it."""
 
-    def __init__(self, name: str, kind: str, where: str, python: Path, stack: contextlib.ExitStack) -> None:
+    def __init__(self, name: str, command: list[str], stack: contextlib.ExitStack, offered: int = 0) -> None:
         self.name = name
         quiet = {"GLOG_minloglevel": "3", "MC_LOG_LEVEL": "ERROR"}
-        helper = Helper([str(python), "-m", MODULE, kind, where], env=quiet, quiet=True)
+        helper = Helper([*command, str(offered)], env=quiet, quiet=True)
         self._worker = stack.enter_context(helper)
         self.package = str(self._worker.read()["package"])
 
@@ -78,22 +79,35 @@ def redis_sides(python: Path, folder: Path, stack: contextlib.ExitStack) -> list
     process = stack.enter_context(_server(command, log))
     _wait(lambda: path.exists() and _answers(port), process, "redis-server")
     return [
-        PeerSide("Redis, unix socket", "redis", str(path), python, stack),
-        PeerSide("Redis, loopback", "redis", f"127.0.0.1:{port}", python, stack),
+        PeerSide("Redis, unix socket", [str(python), "-m", MODULE, "redis", str(path)], stack),
+        PeerSide("Redis, loopback", [str(python), "-m", MODULE, "redis", f"127.0.0.1:{port}"], stack),
     ]
 
 
 def mooncake_sides(python: Path, folder: Path, stack: contextlib.ExitStack) -> list[PeerSide]:
-    """A master, and one client with a segment of its own."""
+    """A master for each side. One client reads what another process holds, one what it holds itself."""
+    return [
+        mooncake_side("Mooncake store", python, folder, stack, own=False),
+        mooncake_side("Mooncake store in the same process", python, folder, stack, own=True),
+    ]
+
+
+def mooncake_side(
+    name: str, python: Path, folder: Path, stack: contextlib.ExitStack, *, own: bool
+) -> PeerSide:
+    """The values lie in the client itself if `own`, else in another client."""
     program = python.with_name("mooncake_master")
     if not program.exists():
         raise HelperError(f"there is no {program.name}")
     port, metrics = _free_port(), _free_port()
-    command = [str(program), "--rpc_address=127.0.0.1", f"--rpc_port={port}", f"--metrics_port={metrics}"]
-    log = stack.enter_context((folder / "mooncake.log").open("wb"))
-    process = stack.enter_context(_server(command, log))
+    master = [str(program), "--rpc_address=127.0.0.1", f"--rpc_port={port}", f"--metrics_port={metrics}"]
+    log = stack.enter_context((folder / f"{name}.log").open("wb"))
+    process = stack.enter_context(_server(master, log))
     _wait(lambda: _answers(port), process, "mooncake_master")
-    return [PeerSide("Mooncake store, tcp", "mooncake", f"127.0.0.1:{port}", python, stack)]
+    command = [str(python), "-m", MODULE, "mooncake", f"127.0.0.1:{port}"]
+    if not own:
+        PeerSide("holder", command, stack, SEGMENT_BYTES)
+    return PeerSide(name, command, stack, SEGMENT_BYTES if own else 0)
 
 
 def peer_sides(

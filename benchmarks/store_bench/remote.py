@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import statistics
 from collections.abc import Iterator
 
 from benchmarks.store_bench.questions import CHAIN, SMALL, median_us, put_chain
 from benchmarks.store_bench.sides import BURST_S, Ours, burst_of, in_turns
-from benchmarks.transfer_bench.cases import Case, block_sets
+from benchmarks.transfer_bench.cases import SETS, Case, block_sets
 from benchmarks.transfer_bench.rows import Row
 from benchmarks.transfer_bench.sides import Ours as EngineOurs
 from benchmarks.transfer_bench.sides import Target, raw_streams
@@ -31,7 +32,8 @@ class EngineSide:
         self._calls = self._engine.calls("foreign", case, block_sets(case, self._target.length))
 
     def burst(self, op: str, seconds: float) -> list[float]:
-        return burst_of(lambda: self._calls[OPS[op]](0), seconds)
+        turns = itertools.cycle(range(SETS))
+        return burst_of(lambda: self._calls[OPS[op]](next(turns)), seconds)
 
 
 def batches(ours: Ours, engine: EngineSide, rounds: int) -> Iterator[Row]:

@@ -187,6 +187,15 @@ void unregister_memory(Store& self, std::uintptr_t address) {
   check(self.unregister_memory(reinterpret_cast<void*>(address)));  // NOLINT: as in Runs
 }
 
+void bind_runs(py::module_& module) {
+  py::class_<BufferRuns>(module, "BufferRuns", "Where the bytes of plain buffers lie; holds the buffers.")
+      .def_static("find", &BufferRuns::find, py::arg("values"), py::arg("writable"),
+                  "None if a value is not a plain buffer or a list or tuple of such.")
+      .def_property_readonly("addresses", &BufferRuns::addresses, "Of uint64, one for each run.")
+      .def_property_readonly("lengths", &BufferRuns::lengths, "Of uint64, alike.")
+      .def_property_readonly("counts", &BufferRuns::counts, "Of int64: how many runs each value has.");
+}
+
 void bind_view(py::module_& module) {
   py::class_<ViewPiece>(module, "ViewPiece", py::buffer_protocol(), "A run of an object's bytes, read in place.")
       .def_buffer([](ViewPiece& self) {
@@ -308,6 +317,7 @@ void bind_calls(StoreClass& cls, Blocking& blocking) {
 }  // namespace
 
 void bind_store(py::module_& module, Blocking& blocking) {
+  bind_runs(module);
   bind_view(module);
   bind_info(module);
   bind_store_options(module);

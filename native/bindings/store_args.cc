@@ -82,6 +82,44 @@ Runs<Byte>::Runs(const py::buffer& addresses, const py::buffer& lengths, const p
   if (next != runs_.size()) refuse("counts do not fit the addresses");
 }
 
+std::unique_ptr<BufferRuns> BufferRuns::find(const py::sequence& values, bool writable) {
+  std::unique_ptr<BufferRuns> runs(new BufferRuns());
+  for (const py::handle value : values) {
+    if (PyList_Check(value.ptr()) != 0 || PyTuple_Check(value.ptr()) != 0) {
+      const py::tuple parts(py::reinterpret_borrow<py::object>(value));
+      for (const py::handle part : parts) {
+        if (!runs->add(part.ptr(), writable)) return nullptr;
+      }
+      runs->counts_.push_back(static_cast<std::int64_t>(parts.size()));
+    } else {
+      if (!runs->add(value.ptr(), writable)) return nullptr;
+      runs->counts_.push_back(1);
+    }
+  }
+  return runs;
+}
+
+BufferRuns::~BufferRuns() {
+  for (Py_buffer& buffer : buffers_) PyBuffer_Release(&buffer);
+}
+
+bool BufferRuns::add(PyObject* buffer, bool writable) {
+  Py_buffer view;
+  // The format tells of arrays that hold references to objects.
+  if (PyObject_CheckBuffer(buffer) == 0) return false;
+  if (PyObject_GetBuffer(buffer, &view, PyBUF_C_CONTIGUOUS | PyBUF_FORMAT) != 0) {
+    PyErr_Clear();
+    return false;
+  }
+  buffers_.push_back(view);
+  const bool plain = PyBytes_Check(buffer) != 0 || PyByteArray_Check(buffer) != 0 || PyMemoryView_Check(buffer) != 0;
+  const bool objects = view.format != nullptr && std::strchr(view.format, 'O') != nullptr;
+  if (objects || (writable && view.readonly != 0) || (view.len == 0 && !plain)) return false;
+  addresses_.push_back(reinterpret_cast<std::uintptr_t>(view.buf));
+  lengths_.push_back(static_cast<std::uint64_t>(view.len));
+  return true;
+}
+
 template class Runs<std::byte>;
 template class Runs<const std::byte>;
 

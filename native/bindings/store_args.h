@@ -6,6 +6,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <span>
 #include <string_view>
 #include <vector>
@@ -40,6 +41,32 @@ class Runs {
  private:
   std::vector<std::span<Byte>> runs_;
   std::vector<std::span<const std::span<Byte>>> values_;
+};
+
+// The memory of values that are plain buffers (bytes, bytearrays, memoryviews, numpy arrays), or lists and tuples of
+// such: the usual ones, found without a step of Python for each. Holds the buffers as long as it lives.
+class BufferRuns {
+ public:
+  // Null if a value is anything else, is empty though it could be a mistake, or is read-only though `writable`: then
+  // the caller has to look closer.
+  static std::unique_ptr<BufferRuns> find(const py::sequence& values, bool writable);
+  ~BufferRuns();
+  BufferRuns(const BufferRuns&) = delete;
+  BufferRuns& operator=(const BufferRuns&) = delete;
+  py::bytes addresses() const { return as_bytes(addresses_); }
+  py::bytes lengths() const { return as_bytes(lengths_); }
+  py::bytes counts() const { return as_bytes(counts_); }
+
+ private:
+  BufferRuns() = default;
+  bool add(PyObject* buffer, bool writable);
+  template <typename T>
+  static py::bytes as_bytes(const std::vector<T>& values) {
+    return {static_cast<const char*>(static_cast<const void*>(values.data())), values.size() * sizeof(T)};
+  }
+  std::vector<Py_buffer> buffers_;
+  std::vector<std::uint64_t> addresses_, lengths_;
+  std::vector<std::int64_t> counts_;
 };
 
 extern template class Runs<std::byte>;

@@ -74,6 +74,18 @@ TEST(Sha256, PiecesGiveTheSameDigestAtEveryLengthNearABlock) {
   }
 }
 
+TEST(Sha256, OfTwoPartsIsThatOfBothTogether) {
+  std::mt19937_64 random(7);
+  std::string text(200, ' ');
+  for (char& c : text) c = static_cast<char>(random());
+  for (std::size_t length = 0; length <= text.size(); ++length) {  // beyond what fits into two blocks
+    const ByteView whole = as_byte_view(std::string_view(text).substr(0, length));
+    for (const std::size_t first : {std::size_t{0}, length / 3, length}) {
+      EXPECT_EQ(sha256(whole.first(first), whole.subspan(first)), sha256(whole)) << length;
+    }
+  }
+}
+
 TEST(Sha256, InstructionEqualsPortable) {
   std::mt19937 random(2);
   Bytes bytes(64 * 9 + 1);

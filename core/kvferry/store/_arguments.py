@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from kvferry import _native
 from kvferry.errors import InvalidArgumentError
 from kvferry.transfer import Memory, memory_of
 
@@ -44,6 +45,14 @@ def runs_of(values: Sequence[Any], *, writable: bool) -> Runs:
 
     Raises `InvalidArgumentError` for what has no contiguous host memory, or is read-only though `writable`.
     """
+    found = _native.BufferRuns.find(values, writable)
+    if found is not None:
+        return Runs(
+            np.frombuffer(found.addresses, dtype=np.uint64),
+            np.frombuffer(found.lengths, dtype=np.uint64),
+            np.frombuffer(found.counts, dtype=np.int64),
+            [found],
+        )
     memories: list[Memory] = []
     counts = np.empty(len(values), dtype=np.int64)
     for index, value in enumerate(values):

@@ -145,10 +145,13 @@ class Store:
         Raises `NotFoundError` (absent), `OutOfRangeError` (longer than the target), `DeadlineExceededError`,
         `UnavailableError`. After an error the content of the target is undefined.
         """
-        [result] = self.get_many_into([key], [target], timeout_s=timeout_s)
-        if result.error is not None:
-            raise result.error
-        return result.bytes
+        runs = runs_of((target,), writable=True)
+        [(error, count)] = self._native.get_into(
+            [key_bytes(key)], runs.addresses, runs.lengths, runs.counts, self._timeout(timeout_s), None
+        )
+        if error is not None:
+            raise error
+        return count
 
     def get_many_into(
         self,

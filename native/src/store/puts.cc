@@ -149,29 +149,53 @@ std::optional<PutAnswer> Puts::put_inline(Session session, const PutInline& put,
   return answer;
 }
 
+// Reserves what the object takes; out->finished if nothing is to be read.
+void Puts::open_pull(Session session, const PutFrom::Item& item, Open* out) {
+  std::uint64_t bytes = 0;
+  bool wraps = false;
+  for (const auto& piece : item.pieces) {
+    wraps = wraps || bytes + piece.length < bytes;
+    bytes += piece.length;
+  }
+  if (wraps || bytes != item.object.bytes) {
+    return out->end({Code::kInvalidArgument, "the object's size is not that of the pieces"});
+  }
+  (void)open(session, item.object, item.digest ? &*item.digest : nullptr, true, out);
+  if (out->finished && out->done.status.ok() && !item.digest) {
+    out->done.status = {Code::kInvalidArgument, "something is there already; without a digest it cannot be compared"};
+  }
+}
+
+// All in one transfer. One status for all, or for each alone if that failed for a reason of one of them.
+std::vector<Status> Puts::pull(std::uint64_t peer, const PutFrom& put, std::span<const Open> puts) {
+  std::vector<Place> to;
+  std::vector<wire::PieceDescriptor> from;
+  for (std::size_t i = 0; i < puts.size(); ++i) {
+    if (puts[i].finished) continue;
+    to.insert(to.end(), puts[i].places.begin(), puts[i].places.end());
+    from.insert(from.end(), put.items[i].pieces.begin(), put.items[i].pieces.end());
+  }
+  const Status all = fetcher_.read(peer, to, from, deadline());
+  std::vector<Status> out(puts.size(), all);
+  if (all.ok() || all.code() == Code::kPeerLost || all.code() == Code::kDeadlineExceeded) return out;
+  const Deadline limit = deadline();
+  for (std::size_t i = 0; i < puts.size(); ++i) {
+    if (!puts[i].finished) out[i] = fetcher_.read(peer, puts[i].places, put.items[i].pieces, limit);
+  }
+  return out;
+}
+
 PutAnswer Puts::put_from(Session session, std::uint64_t peer, const PutFrom& put) {
   std::vector<Open> puts(put.items.size());
+  for (std::size_t i = 0; i < puts.size(); ++i) open_pull(session, put.items[i], &puts[i]);
+  std::vector<Status> pulled = pull(peer, put, puts);
   for (std::size_t i = 0; i < puts.size(); ++i) {
-    const PutFrom::Item& item = put.items[i];
-    std::uint64_t bytes = 0;
-    bool wraps = false;
-    for (const auto& piece : item.pieces) {
-      wraps = wraps || bytes + piece.length < bytes;
-      bytes += piece.length;
-    }
-    if (wraps || bytes != item.object.bytes) {
-      puts[i].end({Code::kInvalidArgument, "the object's size is not that of the pieces"});
-      continue;
-    }
     Open& one = puts[i];
-    (void)open(session, item.object, item.digest ? &*item.digest : nullptr, true, &one);
-    if (one.finished && one.done.status.ok() && !item.digest) {
-      one.done.status = {Code::kInvalidArgument, "something is there already; without a digest it cannot be compared"};
-    }
     if (one.finished) continue;
-    Status status = fetcher_.read(peer, one.places, item.pieces, deadline());
+    const auto& expected = put.items[i].digest;
+    Status status = std::move(pulled[i]);
     one.claim.object.digest = digest_of(core_.readable(one.places));
-    if (status.ok() && item.digest && *item.digest != one.claim.object.digest) {
+    if (status.ok() && expected && *expected != one.claim.object.digest) {
       status = {Code::kDataCorrupt, "the bytes that came are not those of the digest"};
     }
     if (status.ok()) continue;

@@ -39,6 +39,8 @@ class Puts {
   bool may_wait(std::uint32_t replicas) const;
   // False: it would have to wait.
   bool open(Session session, NewObject object, const ContentDigest* digest, bool wait, Open* out);
+  void open_pull(Session session, const PutFrom::Item& item, Open* out);
+  std::vector<Status> pull(std::uint64_t peer, const PutFrom& put, std::span<const Open> puts);
   void finish(std::span<Open> puts, PutAnswer* answer);
   void replicate(std::span<Open> puts);
   void count(const Open& put);

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from kvferry.config import load_config
-from kvferry.errors import AccessDeniedError, ConflictError, KVFerryError, UnavailableError
+from kvferry.errors import AccessDeniedError, ConflictError, KVFerryError, UnavailableError, UnsupportedError
 from kvferry.metrics import definition
 from kvferry.store import find_nodes, open_store
 from kvferry.testing.nodes import NodeChild, start_nodes
@@ -34,6 +34,26 @@ def node(directory: Path) -> Iterator[NodeChild]:
 
 def of_machine(directory: Path) -> object:
     return load_config({"cluster": {"directory": str(directory)}, "store": {"timeout_s": 5}}, environ={})
+
+
+def test_a_client_without_shm_is_as_one_of_another_host(node: NodeChild) -> None:
+    values = {
+        "store": {"node": node.advert.endpoint},
+        "cluster": {"directory": node.cluster.directory},
+        "transfer": {"transports": ["tcp"]},
+    }
+    sizes = [0, 10, 70_000, 3_000_000, 70_000, 2_100_000]
+    parts = [bytes([number]) * size for number, size in enumerate(sizes)]
+    keys = [f"remote {number}" for number in range(len(sizes))]
+    with open_store(load_config(values, environ={})) as remote, node.open() as near:
+        assert [result.created for result in remote.put_many(keys, parts)] == [True] * len(sizes)
+        assert [near.get(key) for key in keys] == parts
+        assert [remote.get(key) for key in keys] == parts
+        assert remote.match_prefix(keys) == len(keys)
+        with pytest.raises(UnsupportedError):
+            remote.view(keys[2])
+        again = [parts[1] * 7000, parts[3]]  # other bytes; the same
+        assert [result.error is None for result in remote.put_many(keys[2:4], again)] == [False, True]
 
 
 def ask(node: NodeChild, path: str, method: str = "GET", token: str = "") -> bytes:

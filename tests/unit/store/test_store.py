@@ -321,3 +321,58 @@ def test_devices_are_refused(store: Store) -> None:
         store.put(b"key", OnDevice())
     with pytest.raises(InvalidArgumentError, match="read-only"):
         store.get_into(b"key", b"constant")
+
+
+def test_of_equal_keys_in_one_put_the_first_is_stored(store: Store) -> None:
+    large = [bytes([number]) * 200_000 for number in range(4)]
+    for values in (large, [value[:100] for value in large]):
+        keys = [f"{len(values[0])}-{number}" for number in (0, 1, 0, 1)]
+        results = store.put_many(keys, values)
+        assert [result.error is None for result in results] == [True, True, False, False]
+        assert [store.get(key) for key in keys] == [values[0], values[1], values[0], values[1]]
+
+
+def test_many_parts_go_into_memory_that_holds_only_a_few(store: Store) -> None:
+    values = [bytes([number]) * (8 << 20) for number in range(12)]  # three times the memory
+    keys = [f"part-{number}" for number in range(12)]
+    assert all(result.error is None for result in store.put_many(keys, values))
+    assert store.get(keys[-1]) == values[-1]
+    for key, value in zip(keys, values, strict=True):
+        assert store.get(key) in (None, value)
+
+
+def test_values_may_be_any_buffers(store: Store) -> None:
+    array = np.arange(600, dtype=np.int32)
+    halves = [array[:300].copy(), memoryview(array)[300:]]
+    values = [array.tobytes(), bytearray(array), array, halves, tuple(halves), array.reshape(20, 30), b""]
+    keys = [f"buffer-{number}" for number in range(len(values))]
+    assert all(result.error is None for result in store.put_many(keys, values))
+    assert [store.get(key) for key in keys] == [array.tobytes()] * 6 + [b""]
+
+
+@pytest.mark.parametrize(
+    "value", [np.array([None, 1]), np.arange(10)[::2], np.empty(0), "text", 7, [b"1", None]]
+)
+def test_what_has_no_plain_memory_is_refused(store: Store, value: object) -> None:
+    with pytest.raises(InvalidArgumentError):
+        store.put(b"key", value)
+    assert not store.exists(b"key")
+
+
+def test_memory_that_is_read_only_is_not_read_into(store: Store) -> None:
+    store.put(b"key", b"value")
+    for target in (b"12345", memoryview(b"12345"), [bytearray(2), b"123"]):
+        with pytest.raises(InvalidArgumentError, match="read-only"):
+            store.get_into(b"key", target)
+
+
+def test_buffers_are_held_while_a_call_runs() -> None:
+    from kvferry import _native
+
+    target = bytearray(100)
+    held = _native.BufferRuns.find([target, b"1"], False)
+    assert held is not None
+    with pytest.raises(BufferError):
+        target.clear()
+    del held
+    target.clear()

@@ -1,11 +1,14 @@
 #include "store/client/memory.h"
 
+#include <algorithm>
 #include <string>
+#include <utility>
 
 namespace kvferry::store {
 namespace {
 
 constexpr milliseconds kUnregisterPatience{5000};
+constexpr std::uintptr_t kPage = 4096;  // or a part of one
 
 std::uintptr_t address_of(const void* data) { return reinterpret_cast<std::uintptr_t>(data); }
 
@@ -34,10 +37,9 @@ Status ProgramMemory::remove(void* data) {
   return engine_.unregister(key, kUnregisterPatience);
 }
 
-bool ProgramMemory::find(std::uintptr_t address, std::uint64_t length, LocalRun* run) const {
-  const std::lock_guard lock(mutex_);
-  auto after = ranges_.upper_bound(address);
-  if (after == ranges_.begin()) return false;
+bool ProgramMemory::find(const Ranges& ranges, std::uintptr_t address, std::uint64_t length, LocalRun* run) {
+  auto after = ranges.upper_bound(address);
+  if (after == ranges.begin()) return false;
   const auto& [start, range] = *--after;
   const std::uint64_t offset = address - start;
   if (offset > range.length || length > range.length - offset) return false;
@@ -50,13 +52,44 @@ ProgramMemory::Use::~Use() {
   for (const RegionKey& key : registered_) (void)memory_.engine_.unregister(key, kUnregisterPatience);
 }
 
+Status ProgramMemory::Use::cover(std::span<const std::span<const std::byte>> runs, std::uint8_t access) {
+  std::vector<std::pair<std::uintptr_t, std::uintptr_t>> open;  // first byte, and the one behind the last
+  {
+    const std::lock_guard lock(memory_.mutex_);
+    LocalRun known;
+    for (const auto& run : runs) {
+      const std::uintptr_t start = address_of(run.data());
+      if (run.empty() || find(memory_.ranges_, start, run.size(), &known)) continue;
+      open.emplace_back(start, start + run.size());
+    }
+  }
+  std::sort(open.begin(), open.end());
+  for (std::size_t i = 0; i < open.size();) {
+    auto [start, end] = open[i++];
+    // A page that is mapped is mapped as a whole.
+    const auto reach = [&] { return access == 0 ? (end + 2 * kPage - 1) / kPage * kPage : end + 1; };
+    while (i < open.size() && open[i].first < reach()) end = std::max(end, open[i++].second);
+    KVF_RETURN_IF_ERROR(add(start, end - start, access).status());
+  }
+  return {};
+}
+
 Result<LocalRun> ProgramMemory::Use::of(const std::byte* data, std::uint64_t length, std::uint8_t access) {
   LocalRun run;
-  if (memory_.find(address_of(data), length, &run)) return run;
-  void* start = const_cast<std::byte*>(data);  // NOLINT: what access allows is what will be done
-  auto info = memory_.engine_.register_memory(start, length, "kvferry.store.call", access, MemoryKind::kHost);
+  if (find(found_, address_of(data), length, &run)) return run;
+  {
+    const std::lock_guard lock(memory_.mutex_);
+    if (find(memory_.ranges_, address_of(data), length, &run)) return run;
+  }
+  return add(address_of(data), length, access);
+}
+
+Result<LocalRun> ProgramMemory::Use::add(std::uintptr_t start, std::uint64_t length, std::uint8_t access) {
+  void* data = reinterpret_cast<void*>(start);  // NOLINT: what access allows is what will be done
+  auto info = memory_.engine_.register_memory(data, length, "kvferry.store.call", access, MemoryKind::kHost);
   if (!info.ok()) return info.status();
   registered_.push_back(info->key);
+  found_[start] = {length, info->key};
   return LocalRun{info->key, 0, length};
 }
 

@@ -19,6 +19,12 @@ struct LocalRun {  // memory of this process as plans and peers name it
 };
 
 class ProgramMemory {
+  struct Range {
+    std::uint64_t length = 0;
+    RegionKey region;
+  };
+  using Ranges = std::map<std::uintptr_t, Range>;  // by address
+
  public:
   explicit ProgramMemory(Engine& engine) : engine_(engine) {}
 
@@ -32,23 +38,24 @@ class ProgramMemory {
     ~Use();
     Use(const Use&) = delete;
     Use& operator=(const Use&) = delete;
+    // Registers together what lies side by side; of() then finds it. Runs that nobody may reach from outside (`access`
+    // 0) are joined also if they only share a page, or the pages touch.
+    Status cover(std::span<const std::span<const std::byte>> runs, std::uint8_t access);
     Result<LocalRun> of(const std::byte* data, std::uint64_t length, std::uint8_t access);
 
    private:
+    Result<LocalRun> add(std::uintptr_t start, std::uint64_t length, std::uint8_t access);
     ProgramMemory& memory_;
     std::vector<RegionKey> registered_;
+    Ranges found_;  // of these
   };
 
  private:
-  struct Range {
-    std::uint64_t length = 0;
-    RegionKey region;
-  };
-  bool find(std::uintptr_t address, std::uint64_t length, LocalRun* run) const;
+  static bool find(const Ranges& ranges, std::uintptr_t address, std::uint64_t length, LocalRun* run);
 
   Engine& engine_;
   mutable std::mutex mutex_;
-  std::map<std::uintptr_t, Range> ranges_;  // by address; guarded by mutex_
+  Ranges ranges_;  // guarded by mutex_
 };
 
 }  // namespace kvferry::store

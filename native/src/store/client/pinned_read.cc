@@ -1,12 +1,15 @@
 #include "store/client/pinned_read.h"
 
 #include <algorithm>
+#include <deque>
+#include <optional>
 #include <string>
 
 namespace kvferry::store {
 namespace {
 
-constexpr std::uint64_t kRoundBytes = 64u << 20;     // pinned at once, so that a reader does not fill the node's memory
+// Pinned at once, and twice as much while the next part's pins are asked for: a reader must not fill the node's memory.
+constexpr std::uint64_t kPartBytes = 4u << 20;
 constexpr std::uint64_t kSlowestBytesPerMs = 20000;  // a node that is slower than that counts as stuck
 
 using Wants = std::span<Want* const>;
@@ -73,36 +76,41 @@ class PinnedRead {
   PinnedRead(ClientCore& core, const Connection& node, const Home* mapped, Deadline deadline)
       : core_(core), node_(node), mapped_(mapped), deadline_(deadline) {}
 
-  Status run(Wants wants) {
+  // Asks for the pins; the answer is not waited for.
+  void begin(Wants wants) {
     Pin request;
     for (const Want* want : wants) request.ids.push_back(want->id);
-    const auto begun = Clock::now();
+    wants_ = wants;
+    begun_ = Clock::now();
+    call_.emplace(core_.rpc->start(node_.handle(), request, deadline_));
     // The ping tells a node that is stopped from one that must read its SSD first.
-    auto call = core_.rpc->start(node_.handle(), request, deadline_);
-    auto ping = core_.rpc->call(node_.handle(), Ping{}, soon(core_, deadline_));
-    KVF_RETURN_IF_ERROR(ping.status());
-    auto answer = call.finish();
+    ping_.emplace(core_.rpc->start(node_.handle(), Ping{}, soon(core_, deadline_)));
+  }
+
+  // Reads what was pinned, and gives the pins back.
+  Status finish() {
+    KVF_RETURN_IF_ERROR(ping_->finish().status());
+    auto answer = call_->finish();
     KVF_RETURN_IF_ERROR(answer.status());
-    if ((*answer)->results.size() != wants.size()) return {Code::kProtocolError, "as many pins as ids were expected"};
+    if ((*answer)->results.size() != wants_.size()) return {Code::kProtocolError, "as many pins as ids were expected"};
     std::vector<Reading> readings;
     std::vector<std::uint64_t> pins;
     Status busy;
-    for (std::size_t i = 0; i < wants.size(); ++i) {
+    for (std::size_t i = 0; i < wants_.size(); ++i) {
       const Pin::Done& done = (*answer)->results[i];
       if (!done.status.ok()) {
         if (done.status.code() != Code::kNotFound && done.status.code() != Code::kDataCorrupt) busy = done.status;
         continue;
       }
       pins.push_back(done.pin);
-      if (Status bad = misfit(*wants[i], done.held); !bad.ok()) {
-        wants[i]->finish(std::move(bad), done.held.bytes);
+      if (Status bad = misfit(*wants_[i], done.held); !bad.ok()) {
+        wants_[i]->finish(std::move(bad), done.held.bytes);
       } else {
-        readings.push_back({wants[i], &done});
+        readings.push_back({wants_[i], &done});
       }
     }
     const Status moved = mapped_ != nullptr ? copy(readings) : transfer(readings);
-    const Status held = give_back(pins, begun);
-    KVF_RETURN_IF_ERROR(held);
+    KVF_RETURN_IF_ERROR(give_back(pins));
     for (const Reading& reading : readings) conclude(reading);
     return moved.ok() ? busy : moved;
   }
@@ -123,6 +131,14 @@ class PinnedRead {
 
   Status transfer(std::vector<Reading>& readings) {
     ProgramMemory::Use memory(*core_.memory);
+    std::vector<std::span<const std::byte>> targets;
+    for (const Reading& reading : readings) {
+      targets.insert(targets.end(), reading.want->target.begin(), reading.want->target.end());
+    }
+    if (Status covered = memory.cover(targets, 0); !covered.ok()) {
+      readings.clear();  // nothing was read
+      return covered;
+    }
     std::vector<Piece> pieces;
     std::uint64_t bytes = 0;
     Status first;
@@ -166,12 +182,12 @@ class PinnedRead {
   }
 
   // OK: the pins were held all along. Asked only if their lease may have ended.
-  Status give_back(const std::vector<std::uint64_t>& pins, Clock::time_point begun) {
+  Status give_back(const std::vector<std::uint64_t>& pins) {
     if (pins.empty()) return {};
     Unpin request;
     request.pins = pins;
     const Deadline limit = std::max(soon(core_, deadline_), Clock::now() + milliseconds(100));
-    if (Clock::now() - begun < node_.attached.pin_lease / 2) {
+    if (Clock::now() - begun_ < node_.attached.pin_lease / 2) {
       (void)core_.rpc->post(node_.handle(), request, limit);  // its end with our connection is the net
       return {};
     }
@@ -193,7 +209,27 @@ class PinnedRead {
   const Connection& node_;
   const Home* mapped_;
   const Deadline deadline_;
+  Wants wants_;
+  Clock::time_point begun_{};
+  std::optional<RpcEndpoint::Call<Pin>> call_;
+  std::optional<RpcEndpoint::Call<Ping>> ping_;
 };
+
+// Cuts what is wanted into parts that are pinned together.
+std::vector<Wants> parts_of(Wants wants) {
+  std::vector<Wants> parts;
+  std::size_t first = 0;
+  while (first < wants.size()) {
+    std::size_t count = 0;
+    std::uint64_t bytes = 0;
+    while (first + count < wants.size() && count < kMaxObjects && (count == 0 || bytes < kPartBytes)) {
+      bytes += wants[first + count++]->room();
+    }
+    parts.push_back(wants.subspan(first, count));
+    first += count;
+  }
+  return parts;
+}
 
 }  // namespace
 
@@ -210,18 +246,17 @@ void deliver(Want& want, ConstPieces object, const Held& held, Stores stores) {
 
 Status read_pinned(ClientCore& core, const std::shared_ptr<const Connection>& node, const Home* mapped, Wants wants,
                    Deadline deadline) {
+  const std::vector<Wants> parts = parts_of(wants);
+  std::deque<PinnedRead> under_way;  // the next part is pinned while one is read
   Status busy;
-  std::size_t first = 0;
-  while (first < wants.size()) {
-    std::size_t count = 0;
-    std::uint64_t bytes = 0;
-    while (first + count < wants.size() && count < kMaxObjects && (count == 0 || bytes < kRoundBytes)) {
-      bytes += wants[first + count++]->room();
-    }
-    const Status done = PinnedRead(core, *node, mapped, deadline).run(wants.subspan(first, count));
+  std::size_t begun = 0;
+  for (std::size_t i = 0; i < parts.size(); ++i) {
+    while (begun < parts.size() && begun < i + 2)
+      under_way.emplace_back(core, *node, mapped, deadline).begin(parts[begun++]);
+    const Status done = under_way.front().finish();
     if (!done.ok() && node_failed(done.code())) return done;
     if (!done.ok()) busy = done;
-    first += count;
+    under_way.pop_front();
   }
   return busy;
 }

@@ -10,12 +10,15 @@
 namespace kvferry::store {
 namespace {
 
-// Values up to this size travel inside of the message, which saves a round trip and costs two copies more.
+// Values up to this size travel inside of the message, which saves a round trip and costs two copies more. To another
+// host larger ones do, too, if the call has few of them.
 constexpr std::uint64_t kInlineBytes = 8u << 10;
 constexpr std::uint64_t kRemoteInlineBytes = 64u << 10;
+constexpr std::uint64_t kShortCallBytes = 256u << 10;
 // Reserved with one request, two of which may be under way, so that one client does not fill the memory. Small enough
 // for the first part to be written while the second one is reserved.
 constexpr std::uint64_t kRoundBytes = 16u << 20;
+constexpr std::uint64_t kPullBytes = 2u << 20;  // read by the node at once
 
 using Offers = std::vector<Offer*>;
 using Part = std::span<Offer* const>;
@@ -62,16 +65,19 @@ class ToNode {
   void run(std::span<Offer> offers) {
     Offers small;
     Offers large;
-    const std::uint64_t limit = home_.reader() != nullptr ? kInlineBytes : kRemoteInlineBytes;
+    std::uint64_t total = 0;
+    for (const Offer& offer : offers) total += offer.done ? 0 : offer.object.bytes;
+    const bool short_call = home_.reader() == nullptr && total <= kShortCallBytes;
+    const std::uint64_t limit = short_call ? kRemoteInlineBytes : kInlineBytes;
     for (Offer& offer : offers) {
       if (!offer.done) (offer.object.bytes <= limit ? small : large).push_back(&offer);
     }
     // In order, so that of equal keys the first one is stored.
-    in_parts(small, kMaxObjects, kMaxInlineBytes, [this](auto part) { put_inline(part); });
+    put_inline(small);
     if (home_.reader() != nullptr) {
       put_in_place(large);
     } else {
-      in_parts(large, kMaxPutFrom, kRoundBytes, [this](auto part) { put_from(part); });
+      put_from(large);
     }
   }
 
@@ -86,26 +92,26 @@ class ToNode {
     for (std::size_t i = 0; i < offers.size(); ++i) offers[i]->finish(from((*results)[i]));
   }
 
-  template <typename Request>
-  void send(Part offers, const Request& request) {
-    auto answer = core_.rpc->call(node(), request, deadline_);
-    take(offers, answer.ok() ? Result<std::vector<PutDone>>((*answer)->results) : answer.status());
-  }
-
-  void put_inline(Part offers) {
-    PutInline request;
+  // A part is put together while the node takes the one before it.
+  void put_inline(const Offers& offers) {
+    std::optional<Answering<PutInline>> taking;
     Bytes joined;
-    std::uint64_t total = 0;
-    for (const Offer* offer : offers) total += offer->object.bytes;
-    joined.resize(total);
-    std::uint64_t used = 0;
-    for (const Offer* offer : offers) {
-      const std::span<std::byte> room = std::span(joined).subspan(used, offer->object.bytes);
-      const ContentDigest digest = copy_and_digest(offer->value, {&room, 1});
-      request.items.push_back({offer->object, digest, room});
-      used += offer->object.bytes;
-    }
-    send(offers, request);
+    in_parts(offers, kMaxObjects, kMaxInlineBytes, [&](Part part) {
+      PutInline request;
+      std::uint64_t total = 0;
+      for (const Offer* offer : part) total += offer->object.bytes;
+      joined.resize(total);
+      std::uint64_t used = 0;
+      for (const Offer* offer : part) {
+        const std::span<std::byte> room = std::span(joined).subspan(used, offer->object.bytes);
+        const ContentDigest digest = copy_and_digest(offer->value, {&room, 1});
+        request.items.push_back({offer->object, digest, room});
+        used += offer->object.bytes;
+      }
+      conclude(taking);
+      taking.emplace(Offers(part.begin(), part.end()), core_.rpc->start(node(), request, deadline_));
+    });
+    conclude(taking);
   }
 
   // Each part's memory is asked for before the one before it is written, and while a part is written, the node commits
@@ -130,10 +136,15 @@ class ToNode {
     Part offers;
     RpcEndpoint::Call<Reserve> call;
   };
-  struct Committing {
+  template <typename Request>
+  struct Answering {  // the answer says what became of each
+    Answering(Offers whose, RpcEndpoint::Call<Request> under_way)
+        : offers(std::move(whose)), call(std::move(under_way)) {}
     Offers offers;
-    RpcEndpoint::Call<Commit> call;
+    RpcEndpoint::Call<Request> call;
   };
+  using Committing = Answering<Commit>;
+  using Pulling = Answering<PutFrom>;
 
   Reservation reserve(Part offers) {
     Reserve request;
@@ -175,14 +186,15 @@ class ToNode {
     }
     if (!abort.puts.empty()) (void)core_.rpc->post(node(), abort, deadline_);
     conclude(committing);
-    if (!written.empty()) committing = {std::move(written), core_.rpc->start(node(), commit, deadline_)};
+    if (!written.empty()) committing.emplace(std::move(written), core_.rpc->start(node(), commit, deadline_));
   }
 
-  void conclude(std::optional<Committing>& committing) {
-    if (!committing) return;
-    auto answer = committing->call.finish();
-    take(committing->offers, answer.ok() ? Result<std::vector<PutDone>>((*answer)->results) : answer.status());
-    committing.reset();
+  template <typename Request>
+  void conclude(std::optional<Answering<Request>>& under_way) {
+    if (!under_way) return;
+    auto answer = under_way->call.finish();
+    take(under_way->offers, answer.ok() ? Result<std::vector<PutDone>>((*answer)->results) : answer.status());
+    under_way.reset();
   }
 
   std::optional<ContentDigest> write(Offer& offer, const Reserve::Done& reserved, Stores stores) {
@@ -192,20 +204,29 @@ class ToNode {
     return std::nullopt;
   }
 
-  void put_from(Part offers) {
+  // The node reads a part while the next one is digested.
+  void put_from(const Offers& offers) {
     ProgramMemory::Use memory(*core_.memory);
-    PutFrom request;
-    Offers sent;
-    for (Offer* offer : offers) {
-      auto pieces = describe(offer->value, memory);
-      if (pieces.ok()) {
-        request.items.push_back({offer->object, std::move(*pieces), digest_of(offer->value)});
-        sent.push_back(offer);
-      } else {
-        offer->finish({pieces.status(), false, 0});
+    std::vector<std::span<const std::byte>> sources;
+    for (const Offer* offer : offers) sources.insert(sources.end(), offer->value.begin(), offer->value.end());
+    if (const Status covered = memory.cover(sources, kRemoteRead); !covered.ok()) return fail_all(offers, covered);
+    std::optional<Pulling> pulling;
+    in_parts(offers, kMaxPutFrom, kPullBytes, [&](Part part) {
+      PutFrom request;
+      Offers sent;
+      for (Offer* offer : part) {
+        auto pieces = describe(offer->value, memory);
+        if (pieces.ok()) {
+          request.items.push_back({offer->object, std::move(*pieces), digest_of(offer->value)});
+          sent.push_back(offer);
+        } else {
+          offer->finish({pieces.status(), false, 0});
+        }
       }
-    }
-    if (!sent.empty()) send(sent, request);
+      conclude(pulling);
+      if (!sent.empty()) pulling.emplace(std::move(sent), core_.rpc->start(node(), request, deadline_));
+    });
+    conclude(pulling);
   }
 
   static Result<std::vector<wire::PieceDescriptor>> describe(ConstPieces value, ProgramMemory::Use& memory) {

@@ -1,0 +1,99 @@
+"""The SSD tier beside fio on the same disk, with the same block size and depth."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import shutil
+import statistics
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+from benchmarks.store_bench.cluster import Nodes
+from benchmarks.transfer_bench.rows import Row
+
+from kvferry.store import Store
+
+MIB = 1 << 20
+DEPTH = 16  # values in one call, requests of fio under way
+DRAM, VALUES = 64, 320  # MiB, values of 1 MiB
+ROUNDS = 3
+FIO_S = 60.0
+
+
+def _fio(folder: Path, op: str) -> float:
+    """GB/s of one pass over as many bytes as our side moves."""
+    command = [
+        "fio",
+        "--name=kvferry",
+        f"--directory={folder}",
+        f"--rw={op}",
+        "--bs=1M",
+        f"--iodepth={DEPTH}",
+    ]
+    command += ["--ioengine=libaio", "--direct=1", f"--size={VALUES}M", "--output-format=json"]
+    done = subprocess.run(command, capture_output=True, check=True, timeout=FIO_S)
+    return float(json.loads(done.stdout)["jobs"][0][op]["bw_bytes"]) / 1e9
+
+
+class _Ours:
+    """Values that do not fit into memory: puts push others to the disk, and gets bring them back."""
+
+    def __init__(self, store: Store) -> None:
+        self._store, self._round = store, 0
+        self._source = np.random.default_rng(9).integers(0, 256, DEPTH * MIB, dtype=np.uint8)
+        self._target = np.zeros(DEPTH * MIB, dtype=np.uint8)
+
+    def _keys(self, first: int) -> list[str]:
+        return [f"ssd-{self._round}-{number}" for number in range(first, first + DEPTH)]
+
+    def _parts(self, memory: np.ndarray) -> list[np.ndarray]:
+        return [memory[i * MIB : (i + 1) * MIB] for i in range(DEPTH)]
+
+    def write(self) -> float:
+        """GB/s of what had to leave memory."""
+        self._round += 1
+        started = time.perf_counter()
+        for first in range(0, VALUES, DEPTH):
+            for result in self._store.put_many(self._keys(first), self._parts(self._source)):
+                if result.error is not None:
+                    raise result.error
+        return (VALUES - DRAM) * MIB / (time.perf_counter() - started) / 1e9
+
+    def read(self) -> float:
+        """GB/s of the values that left memory first, oldest first."""
+        parts, count = self._parts(self._target), VALUES - 2 * DRAM
+        started = time.perf_counter()
+        for first in range(0, count, DEPTH):
+            for result in self._store.get_many_into(self._keys(first), parts):
+                if result.error is not None:
+                    raise result.error
+        took_s = time.perf_counter() - started
+        if not np.array_equal(self._target, self._source):
+            raise ValueError("wrong bytes from the SSD tier")
+        return count * MIB / took_s / 1e9
+
+
+def ssd_rows(nodes: Nodes, folder: Path, missing: Callable[[str], None]) -> Iterator[Row]:
+    """Writing and reading, in turns; `missing` is told if there is no fio."""
+    if shutil.which("fio") is None:
+        missing("the SSD tier was not measured: no fio")
+        return
+    directory, plain = folder / "log", folder / "fio"
+    plain.mkdir()
+    flags = ["--dram", f"{DRAM}MiB", "--ssd", f"{directory}:2GiB"]
+    with contextlib.ExitStack() as stack:
+        [node] = nodes.start(1, *flags, stack=stack)
+        ours = _Ours(nodes.open(node, stack=stack))
+        speeds: dict[str, list[tuple[float, float]]] = {"write": [], "read": []}
+        for _ in range(ROUNDS):
+            speeds["write"].append((ours.write(), _fio(plain, "write")))
+            speeds["read"].append((ours.read(), _fio(plain, "read")))
+    for op, call in (("write", "put_many"), ("read", "get_many_into")):
+        mine, theirs = (statistics.median(side) for side in zip(*speeds[op], strict=True))
+        yield Row(
+            f"{call}, SSD tier", f"1Mx{DEPTH}", mine, "GB/s", f"fio {op}, depth {DEPTH}", theirs, ">= 0.85"
+        )
