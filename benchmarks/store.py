@@ -69,7 +69,7 @@ class Run:
     def run(self, folder: Path) -> None:
         with contextlib.ExitStack() as stack:
             nodes = Nodes(folder, stack)
-            [node] = nodes.start(1, "--dram", str(DRAM))
+            node = nodes.start_one("--dram", str(DRAM))
             ours = Ours("ours", nodes.open(node))
             touch_memory(ours.store, DRAM * 3 // 4)
             for case in COPY_CASES:

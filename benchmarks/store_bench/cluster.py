@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from kvferry.config import load_config
@@ -19,14 +19,23 @@ class Nodes:
         self._folder, self._stack = folder, stack
         self._number = itertools.count()
 
+    def start_one(
+        self, *flags: str, environ: Mapping[str, str] | None = None, stack: contextlib.ExitStack | None = None
+    ) -> NodeChild:
+        """A node with these settings."""
+        return (stack or self._stack).enter_context(NodeChild(self._new_folder(), *flags, environ=environ))
+
     def start(self, count: int, *flags: str, stack: contextlib.ExitStack | None = None) -> list[NodeChild]:
         """So many nodes that know each other."""
-        folder = self._folder / f"cluster-{next(self._number)}"
-        folder.mkdir(0o700, parents=True)
-        nodes = start_nodes(folder, count, flags)
+        nodes = start_nodes(self._new_folder(), count, flags)
         for node in nodes:
             (stack or self._stack).enter_context(node)
         return nodes
+
+    def _new_folder(self) -> Path:
+        folder = self._folder / f"cluster-{next(self._number)}"
+        folder.mkdir(0o700, parents=True)
+        return folder
 
     def open(
         self,

@@ -52,7 +52,7 @@ def _costs(store: Store, held: int, case: str) -> Iterator[Row]:
 def with_keys(nodes: Nodes, long: bool) -> Iterator[Row]:
     """One node, more and more keys of 64 bytes; also what it needs for each besides the value."""
     with contextlib.ExitStack() as stack:
-        [node] = nodes.start(1, "--dram", "1GiB", stack=stack)
+        node = nodes.start_one("--dram", "1GiB", stack=stack)
         store = nodes.open(node, stack=stack)
         before, held = resident_bytes(node.process.pid), 0
         for count in (*KEYS, LONG_KEYS) if long else KEYS:

@@ -16,6 +16,7 @@ __all__: list[str] = [
     "BLOCKING",
     "Accelerator",
     "BlockList",
+    "BufferRuns",
     "ChainIndex",
     "DeviceDriver",
     "Endpoint",
@@ -790,6 +791,31 @@ class Node:
     def endpoint(self) -> Endpoint: ...
     @property
     def node_id(self) -> str: ...
+
+class BufferRuns:
+    """
+    Where the bytes of plain buffers lie; holds the buffers.
+    """
+    @staticmethod
+    def find(values: collections.abc.Sequence, writable: bool) -> BufferRuns:
+        """
+        None if a value is not a plain buffer or a list or tuple of such.
+        """
+    @property
+    def addresses(self) -> bytes:
+        """
+        Of uint64, one for each run.
+        """
+    @property
+    def counts(self) -> bytes:
+        """
+        Of int64: how many runs each value has.
+        """
+    @property
+    def lengths(self) -> bytes:
+        """
+        Of uint64, alike.
+        """
 
 class ViewPiece:
     """

@@ -189,8 +189,14 @@ void unregister_memory(Store& self, std::uintptr_t address) {
 
 void bind_runs(py::module_& module) {
   py::class_<BufferRuns>(module, "BufferRuns", "Where the bytes of plain buffers lie; holds the buffers.")
-      .def_static("find", &BufferRuns::find, py::arg("values"), py::arg("writable"),
-                  "None if a value is not a plain buffer or a list or tuple of such.")
+      .def_static(
+          "find",
+          [](const py::sequence& values, bool writable) -> std::optional<std::unique_ptr<BufferRuns>> {
+            auto found = BufferRuns::find(values, writable);
+            if (!found) return std::nullopt;
+            return found;
+          },
+          py::arg("values"), py::arg("writable"), "None if a value is not a plain buffer or a list or tuple of such.")
       .def_property_readonly("addresses", &BufferRuns::addresses, "Of uint64, one for each run.")
       .def_property_readonly("lengths", &BufferRuns::lengths, "Of uint64, alike.")
       .def_property_readonly("counts", &BufferRuns::counts, "Of int64: how many runs each value has.");

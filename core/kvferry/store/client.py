@@ -151,7 +151,7 @@ class Store:
         )
         if error is not None:
             raise error
-        return count
+        return int(count)
 
     def get_many_into(
         self,
