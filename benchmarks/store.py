@@ -71,7 +71,7 @@ class Run:
             nodes = Nodes(folder, stack)
             node = nodes.start_one("--dram", str(DRAM))
             ours = Ours("ours", nodes.open(node))
-            touch_memory(ours.store, DRAM * 3 // 4)
+            touch_memory(ours.store, DRAM * 9 // 10)
             for case in COPY_CASES:
                 self._take(beside(ours, [PlainCopy()], case, self._rounds))
             self._take(viewing(ours.store, ours.source))

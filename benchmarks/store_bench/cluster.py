@@ -53,14 +53,6 @@ class Nodes:
         return (stack or self._stack).enter_context(open_store(load_config(values, environ={})))
 
 
-def resident_bytes(pid: int) -> int:
-    """Memory of a process, its shared memory included."""
-    for line in Path(f"/proc/{pid}/status").read_text().splitlines():
-        if line.startswith("VmRSS:"):
-            return int(line.split()[1]) << 10
-    return 0
-
-
 def touch_memory(store: Store, bytes_: int) -> None:
     """Write to all of the node's memory once: later puts then find its pages there."""
     piece = memoryview(bytearray(1 << 20))

@@ -7,7 +7,7 @@ import time
 from collections.abc import Iterator
 
 import numpy as np
-from benchmarks.store_bench.cluster import Nodes, resident_bytes
+from benchmarks.store_bench.cluster import Nodes
 from benchmarks.store_bench.questions import SMALL, median_us, over_nodes
 from benchmarks.transfer_bench.rows import Row
 
@@ -52,19 +52,20 @@ def _costs(store: Store, held: int, case: str) -> Iterator[Row]:
 def with_keys(nodes: Nodes, long: bool) -> Iterator[Row]:
     """One node, more and more keys of 64 bytes; also what it needs for each besides the value."""
     with contextlib.ExitStack() as stack:
-        node = nodes.start_one("--dram", "1GiB", stack=stack)
+        counts = (*KEYS, LONG_KEYS) if long else KEYS
+        room = {"KVFERRY_STORE_MAX_OBJECTS": str(counts[-1])}
+        node = nodes.start_one("--dram", "1GiB", environ=room, stack=stack)
         store = nodes.open(node, stack=stack)
-        before, held = resident_bytes(node.process.pid), 0
-        for count in (*KEYS, LONG_KEYS) if long else KEYS:
+        held = 0
+        for count in counts:
             case = f"{count} keys"
             yield Row("growth: put", case, _fill(store, held, count), "us per key")
             held = count
             if int(store.exists_many(_keys(0, BATCH)).sum()) != BATCH:
                 raise ValueError("the node gave up keys that have room")
             yield from _costs(store, held, case)
-            if held == KEYS[-1]:
-                each = (resident_bytes(node.process.pid) - before) / held - SMALL
-                yield Row("growth: memory", case, each, "bytes per key", target="< 200")
+        each = store.node_stats().metadata_bytes / held
+        yield Row("growth: memory besides values", f"{held} keys", each, "bytes per key", target="< 200")
 
 
 def with_nodes(nodes: Nodes) -> Iterator[Row]:
