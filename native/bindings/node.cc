@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "base/fork_count.h"
 #include "errors.h"
 #include "kvferry/store.h"
 #include "module.h"
@@ -17,7 +18,9 @@ namespace {
 using namespace kvferry::store;  // NOLINT: this file binds that namespace
 
 struct NodeDeleter {  // joins threads: others may run meanwhile
+  std::uint64_t forks = fork_count();
   void operator()(Node* node) const {
+    if (fork_count() != forks) return;  // a forked child has none of the threads: nothing there can be ended
     const GilRelease unlocked;
     delete node;
   }

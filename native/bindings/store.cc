@@ -10,6 +10,7 @@
 #include <utility>
 #include <vector>
 
+#include "base/fork_count.h"
 #include "errors.h"
 #include "module.h"
 #include "seconds.h"
@@ -20,8 +21,10 @@ namespace {
 
 using namespace kvferry::store;  // NOLINT: this file binds that namespace
 
-struct StoreDeleter {  // joins threads: others may run meanwhile
+struct StoreDeleter {  // as NodeDeleter
+  std::uint64_t forks = fork_count();
   void operator()(Store* store) const {
+    if (fork_count() != forks) return;
     const GilRelease unlocked;
     delete store;
   }

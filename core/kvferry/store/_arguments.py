@@ -18,8 +18,33 @@ _EMPTY = Memory(0, 0, read_only=False, owner=b"")
 
 
 def key_bytes(key: bytes | str) -> bytes:
-    """Return a key as bytes: text is encoded as UTF-8."""
-    return key.encode() if isinstance(key, str) else bytes(key)
+    """Return a key as bytes: text is encoded as UTF-8.
+
+    Raises `InvalidArgumentError` for all else: `bytes(5)` would be five zero bytes.
+    """
+    if isinstance(key, bytes):
+        return key
+    if isinstance(key, (bytearray, memoryview)):
+        return bytes(key)
+    if not isinstance(key, str):
+        raise InvalidArgumentError(f"a key is bytes or text, not {type(key).__name__}")
+    try:
+        return key.encode()
+    except UnicodeEncodeError as error:
+        raise InvalidArgumentError(
+            f"the key {key!r} is no text that UTF-8 can hold: {error.reason}"
+        ) from None
+
+
+def tags_argument(tags: Sequence[str]) -> list[str]:
+    """Return the tags of an object as a list. Raises `InvalidArgumentError` for what is not several texts."""
+    if isinstance(tags, (str, bytes)):
+        raise InvalidArgumentError(f"tags must be a sequence of texts, not one: [{tags!r}]")
+    found = list(tags)
+    for tag in found:
+        if not isinstance(tag, str):
+            raise InvalidArgumentError(f"a tag is text, not {type(tag).__name__}")
+    return found
 
 
 def keys_argument(keys: Keys) -> Any:
@@ -45,6 +70,8 @@ def runs_of(values: Sequence[Any], *, writable: bool) -> Runs:
 
     Raises `InvalidArgumentError` for what has no contiguous host memory, or is read-only though `writable`.
     """
+    if isinstance(values, (bytes, bytearray, memoryview, str)):
+        raise InvalidArgumentError(f"there must be a sequence of values, not one {type(values).__name__}")
     found = _native.BufferRuns.find(values, writable)
     if found is not None:
         return Runs(
@@ -67,8 +94,16 @@ def runs_of(values: Sequence[Any], *, writable: bool) -> Runs:
     )
 
 
+def _is_empty(value: Any) -> bool:
+    """Say whether it is a buffer of 0 bytes, which has no memory to find."""
+    try:
+        return memoryview(value).nbytes == 0
+    except (TypeError, ValueError):  # no such buffer, e.g. a torch tensor, or an array of dates
+        return bool(getattr(value, "nbytes", 1) == 0)
+
+
 def _memory(value: Any, *, writable: bool) -> Memory:
-    if isinstance(value, (bytes, bytearray, memoryview)) and len(value) == 0:
+    if _is_empty(value):
         return _EMPTY
     memory = memory_of(value)
     if memory.kind != "host":

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 import numpy as np
 
-from kvferry._native import ObjectInfo
+from kvferry._native import NodeStats, ObjectInfo
 from kvferry.errors import KVFerryError
 from kvferry.store.results import GetResult, PutResult
 from kvferry.store.view import View
@@ -93,6 +93,14 @@ class AsyncStore:
         while (info := await self._run(next, found, end)) is not end:
             assert isinstance(info, ObjectInfo)  # noqa: S101  (tells the type checker)
             yield info
+
+    async def sizes(self, keys: Keys, *, timeout_s: float | None = None) -> list[int | None]:
+        """As `Store.sizes`."""
+        return await self._run(self._store.sizes, keys, timeout_s=timeout_s)
+
+    async def node_stats(self, *, timeout_s: float | None = None) -> NodeStats:
+        """As `Store.node_stats`."""
+        return await self._run(self._store.node_stats, timeout_s=timeout_s)
 
     async def remove(self, key: bytes | str, *, timeout_s: float | None = None) -> None:
         """As `Store.remove`."""

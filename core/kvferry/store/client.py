@@ -12,13 +12,14 @@ import numpy as np
 from kvferry import _native
 from kvferry._native import NodeStats, ObjectInfo
 from kvferry.errors import InvalidArgumentError, KVFerryError, NotFoundError, OutOfRangeError
-from kvferry.store._arguments import Keys, Runs, key_bytes, keys_argument, runs_of
+from kvferry.store._arguments import Keys, Runs, key_bytes, keys_argument, runs_of, tags_argument
 from kvferry.store.aio import AsyncStore
 from kvferry.store.results import GetResult, PutResult
 from kvferry.store.view import View
 from kvferry.transfer import memory_of
 
 _MAX_LIST = 1000  # objects asked for at once by `scan`
+_MAX_REPLICAS = 16  # as store.replicas
 
 
 class Store:
@@ -56,8 +57,8 @@ class Store:
         parent: bytes | str | None = None,
         timeout_s: float | None = None,
     ) -> PutResult:
-        """Store `value` under `key`. `replicas` 0: as the cluster's default. `parent`: the key before it in
-        its chain.
+        """Store `value` under `key`. `replicas` 0: as the cluster's default. `ttl_s`: absent again after that
+        long, cut to 1e6 (11 days). `parent`: the key before it in its chain.
 
         Raises `ConflictError` (other bytes are there), `ResourceExhaustedError` (all memory is in use right
         now), `OutOfRangeError` (larger than the node's memory), `InvalidArgumentError`, `UnavailableError`,
@@ -110,9 +111,13 @@ class Store:
         """As `put_many`, from addresses: for callers that have thousands of runs in arrays."""
         arguments = _native.PutArguments()
         arguments.timeout_s = self._timeout(timeout_s)
+        if not 0 <= replicas <= _MAX_REPLICAS:
+            raise InvalidArgumentError(
+                f"{replicas} replicas are not possible, only 1 to {_MAX_REPLICAS} (0: as the cluster has it)"
+            )
         arguments.replicas = replicas
         arguments.ttl_s = ttl_s
-        arguments.tags = list(tags)
+        arguments.tags = tags_argument(tags)
         arguments.chain = chain
         before = None if parents is None else keys_argument(parents)
         found = self._native.put(
@@ -178,11 +183,11 @@ class Store:
 
         Raises as `get_into`; `OutOfRangeError` if offset and length leave the object.
         """
-        memory = memory_of(target)
-        if memory.read_only:
-            raise InvalidArgumentError(f"a {type(target).__name__} that is read-only cannot be read into")
+        if not 0 <= offset < 1 << 63:
+            raise OutOfRangeError(f"an offset of {offset} lies outside any object")
+        runs = runs_of([(target,)], writable=True)
         return self._native.get_range(
-            key_bytes(key), offset, memory.address, memory.length_bytes, self._timeout(timeout_s)
+            key_bytes(key), offset, int(runs.addresses[0]), int(runs.lengths[0]), self._timeout(timeout_s)
         )
 
     def view(self, key: bytes | str, *, timeout_s: float | None = None) -> View:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from types import TracebackType
 
 from kvferry import _native
+from kvferry.errors import InvalidArgumentError
 
 
 class View:
@@ -17,6 +18,7 @@ class View:
     def __init__(self, native: _native.View) -> None:
         self._bytes = native.nbytes
         self._pieces = [memoryview(piece) for piece in native.pieces()]  # type: ignore[arg-type]
+        self._closed = False
 
     @property
     def nbytes(self) -> int:
@@ -25,18 +27,23 @@ class View:
 
     @property
     def pieces(self) -> list[memoryview]:
-        """The object's bytes in order, read-only: one run, or a few if the node's memory was fragmented."""
+        """The object's bytes in order, read-only: one run, or a few if the node's memory was fragmented.
+
+        Raises `InvalidArgumentError` once the view is closed.
+        """
+        if self._closed:
+            raise InvalidArgumentError("this view is closed")
         return list(self._pieces)
 
     @property
     def data(self) -> memoryview:
-        """The object as one run, read-only; copied if it lies in several."""
-        if len(self._pieces) == 1:
-            return self._pieces[0]
-        return memoryview(b"".join(self._pieces))
+        """The object as one run, read-only; copied if it lies in several. Raises as `pieces`."""
+        pieces = self.pieces
+        return pieces[0] if len(pieces) == 1 else memoryview(b"".join(pieces))
 
     def close(self) -> None:
         """Give the pin back; idempotent."""
+        self._closed = True
         self._pieces = []
 
     def __enter__(self) -> View:

@@ -135,6 +135,7 @@ MemberList NodeImpl::members() const {
 }
 
 void NodeImpl::close() {
+  if (fork_count() != forks_) return;  // a child of our process has none of its threads
   const std::lock_guard closing(close_mutex_);
   {
     const std::lock_guard lock(mutex_);

@@ -6,6 +6,7 @@
 #include <mutex>
 #include <string>
 
+#include "base/fork_count.h"
 #include "store/local_reader.h"
 #include "store/service.h"
 
@@ -58,6 +59,7 @@ class NodeImpl final : public Node {
                      std::span<std::byte>* memory);
   void suspected(const NodeId& node);
 
+  const std::uint64_t forks_ = fork_count();
   NodeCore core_;
   Service service_;
   mutable std::mutex mutex_;

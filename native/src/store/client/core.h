@@ -7,6 +7,7 @@
 #include <memory>
 #include <mutex>
 
+#include "base/fork_count.h"
 #include "kvferry/store.h"
 #include "store/client/home.h"
 #include "store/client/links.h"
@@ -27,10 +28,16 @@ struct ClientCore {
   // The node we are attached to, attached again if it was lost. kUnavailable: at most one try in 200 ms.
   Result<std::shared_ptr<Home>> home(Deadline deadline);
   Status home_status() const;
+  // kCancelled: closed. kUnsupported: this is a child of the process that made the store. It has none of its threads,
+  // and pins that it set or gave back would be the parent's.
+  Status usable() const;
+  bool forked() const { return fork_count() != forks; }
 
   const StoreOptions options;
   Endpoint endpoint;  // where the node is; guarded by mutex once the client is made
   const ObjectIds ids;
+  const std::uint64_t forks = fork_count();
+  std::atomic<bool> closed{false};
   ClientCounters counters;
   std::unique_ptr<RpcEndpoint> rpc;
   std::unique_ptr<Links> links;
@@ -40,7 +47,6 @@ struct ClientCore {
   std::shared_ptr<Home> current;  // guarded by mutex, as is what follows
   Clock::time_point next_try{};
   Status last_failure;
-  bool closed = false;
 };
 
 // For calls whose answer takes the other side no work: within the node's patience, and the deadline.

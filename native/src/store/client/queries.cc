@@ -21,6 +21,7 @@ const Home* in_place(const Result<std::shared_ptr<Home>>& home) {
 // Asks all members the same; take(answer) for each. The first failure, if there was one.
 template <typename Request, typename Take>
 Status ask_all(ClientCore& core, const Request& request, Deadline deadline, Take take) {
+  KVF_RETURN_IF_ERROR(core.usable());
   Status failure;
   std::vector<std::pair<NodeId, RpcEndpoint::Call<Request>>> calls;
   for (const Member& member : core.links->members()->alive) {
@@ -111,6 +112,7 @@ std::vector<Result<std::uint64_t>> sizes(ClientCore& core, std::span<const Objec
 }
 
 std::vector<Status> remove(ClientCore& core, std::span<const ObjectId> ids, Deadline deadline) {
+  if (Status bad = core.usable(); !bad.ok()) return {ids.size(), bad};
   const auto home = core.home(deadline);
   const Status unanswered = !home.ok() && core.links->members()->all.empty()
                                 ? home.status()

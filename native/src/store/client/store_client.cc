@@ -230,10 +230,11 @@ class StoreClient final : public Store {
   }
 
   void close() override {
+    if (core_.closed.exchange(true)) return;
+    if (core_.forked()) return;  // the session is the parent's, and the mutex may have been locked there
     std::shared_ptr<Home> home;
     {
       const std::lock_guard lock(core_.mutex);
-      if (std::exchange(core_.closed, true)) return;
       home = std::exchange(core_.current, nullptr);
     }
     if (!core_.rpc) return;
@@ -284,12 +285,14 @@ class StoreClient final : public Store {
     return answer->results[0];
   }
 
-  static View make_view(const std::shared_ptr<Home>& home, LocalPin pin) {
+  View make_view(const std::shared_ptr<Home>& home, LocalPin pin) const {
     View::Contents contents;
     for (const auto& run : home->memory(std::span(pin.places))) contents.pieces.emplace_back(run);
     contents.bytes = pin.held.bytes;
     contents.digest = pin.held.digest;
-    contents.release = [home, pin = std::move(pin)] { home->reader()->unpin(pin); };
+    contents.release = [home, pin = std::move(pin), forks = core_.forks] {
+      if (fork_count() == forks) home->reader()->unpin(pin);  // else the pin is the parent's, who may be reading
+    };
     return View(std::move(contents));
   }
 
@@ -299,9 +302,16 @@ class StoreClient final : public Store {
 
 }  // namespace
 
-Result<std::shared_ptr<Home>> ClientCore::home(Deadline deadline) {
-  const std::lock_guard lock(mutex);
+Status ClientCore::usable() const {
   if (closed) return {Code::kCancelled, "this store is closed"};
+  if (!forked()) return {};
+  return {Code::kUnsupported, "this store belongs to the process that forked this one; open one here"};
+}
+
+Result<std::shared_ptr<Home>> ClientCore::home(Deadline deadline) {
+  KVF_RETURN_IF_ERROR(usable());
+  const std::lock_guard lock(mutex);
+  KVF_RETURN_IF_ERROR(usable());  // it may have been closed meanwhile
   if (current && current->alive()) return current;
   const auto now = Clock::now();
   if (now < next_try) return last_failure;
@@ -323,8 +333,8 @@ Result<std::shared_ptr<Home>> ClientCore::home(Deadline deadline) {
 }
 
 Status ClientCore::home_status() const {
+  KVF_RETURN_IF_ERROR(usable());
   const std::lock_guard lock(mutex);
-  if (closed) return {Code::kCancelled, "this store is closed"};
   return current ? current->connection()->peer->status() : last_failure;
 }
 

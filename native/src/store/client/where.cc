@@ -101,6 +101,7 @@ void find_holders(ClientCore& core, std::span<const ObjectId> ids, const Indices
 template <typename Request, typename Make, typename Take>
 Status ask_owners(ClientCore& core, std::span<const ObjectId> ids, Indices wanted, Deadline deadline, Make make,
                   Take take, bool* troubled) {
+  KVF_RETURN_IF_ERROR(core.usable());
   Status why;
   for (int round = 0; round < kRounds && !wanted.empty(); ++round) {
     const auto cluster = core.links->members();
@@ -109,7 +110,9 @@ Status ask_owners(ClientCore& core, std::span<const ObjectId> ids, Indices wante
     *troubled = *troubled || cluster->troubled() || !wanted.empty();
     if (Clock::now() >= deadline) break;
   }
-  return wanted.empty() ? Status{} : why.with_context("no node answers where objects are");
+  if (wanted.empty()) return {};
+  KVF_RETURN_IF_ERROR(core.usable());  // closed meanwhile: nobody is to blame
+  return why.with_context("no node answers where objects are");
 }
 
 template <typename Missing>

@@ -1,0 +1,162 @@
+"""What programs do wrong with a store: other types, closed stores and views, forks."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+import time
+from typing import Any
+
+import numpy as np
+import pytest
+from tests.unit.store.conftest import settings
+
+from kvferry.errors import CancelledError, InvalidArgumentError, OutOfRangeError, UnsupportedError
+from kvferry.store import Store, open_embedded
+
+DEADLINE_S = 30.0
+
+
+@pytest.mark.parametrize("key", [5, None, [1, 2], 10**12, "\ud800", 1.5])
+def test_what_is_neither_bytes_nor_text_is_no_key(store: Store, key: Any) -> None:
+    for call in (lambda: store.put(key, b"value"), lambda: store.get(key), lambda: store.exists(key)):
+        with pytest.raises(InvalidArgumentError, match="key"):
+            call()
+    assert list(store.scan()) == []
+
+
+@pytest.mark.parametrize(
+    "empty",
+    [
+        np.zeros(0),
+        np.zeros((0, 3)),
+        np.zeros(0, "M8[D]"),
+        memoryview(b""),
+        bytearray(),
+        [],
+        [b"", np.zeros(0)],
+    ],
+    ids=["array", "rows", "dates", "memoryview", "bytearray", "no runs", "empty runs"],
+)
+def test_every_empty_buffer_has_0_bytes(store: Store, empty: Any) -> None:
+    store.put("empty", empty)
+    assert store.get("empty") == b""
+    assert store.get_into("empty", np.zeros(0, np.uint8)) == 0
+    assert store.get_range("empty", 0, np.zeros(0, np.uint8)) == 0
+
+
+@pytest.mark.parametrize("offset", [-1, 1 << 63, 1 << 70])
+def test_offsets_outside_any_object(store: Store, offset: int) -> None:
+    store.put("key", b"value")
+    with pytest.raises(OutOfRangeError):
+        store.get_range("key", offset, bytearray(1))
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"tags": "abc"}, {"tags": b"abc"}, {"tags": [5]}, {"replicas": -1}, {"replicas": 17}],
+    ids=["one tag", "bytes", "number", "negative", "many"],
+)
+def test_options_of_puts_that_cannot_be_meant(store: Store, options: dict[str, Any]) -> None:
+    with pytest.raises(InvalidArgumentError):
+        store.put("key", b"value", **options)
+    assert not store.exists("key")
+
+
+def test_one_value_is_not_several(store: Store) -> None:
+    with pytest.raises(InvalidArgumentError, match="sequence of values"):
+        store.put_many(["a", "b"], b"xy")
+
+
+def test_a_closed_view_is_not_taken_for_an_empty_object(store: Store) -> None:
+    store.put("key", b"value")
+    view = store.view("key")
+    view.close()
+    for look in (lambda: view.data, lambda: view.pieces):
+        with pytest.raises(InvalidArgumentError, match="closed"):
+            look()
+
+
+def test_a_closed_store_says_so() -> None:
+    store = open_embedded(settings())
+    store.put("key", b"value")
+    store.close()
+    calls = (
+        lambda: store.put("other", b""),
+        lambda: store.get("key"),
+        lambda: store.exists("key"),
+        lambda: store.match_prefix(["key"]),
+        lambda: store.sizes(["key"]),
+        lambda: store.view("key"),
+        lambda: store.remove("key"),
+        lambda: store.remove_tag("tag"),
+        lambda: list(store.scan()),
+        lambda: store.prefetch(["key"]),
+        store.node_stats,
+        lambda: asyncio.run(store.aio.get("key")),
+    )
+    for call in calls:
+        with pytest.raises(CancelledError, match="this store is closed"):
+            call()
+
+
+def in_child(work: Any) -> int:
+    """Return the exit code of a forked child that runs `work()`; it is killed after the deadline."""
+    child = os.fork()
+    if child == 0:
+        code = 1
+        try:
+            work()
+            code = 0
+        finally:
+            sys.stderr.flush()
+            os._exit(code)
+    ends = time.monotonic() + DEADLINE_S
+    while time.monotonic() < ends:
+        pid, status = os.waitpid(child, os.WNOHANG)
+        if pid:
+            return os.waitstatus_to_exitcode(status)
+        time.sleep(0.01)
+    os.kill(child, signal.SIGKILL)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+
+@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
+def test_a_forked_child_can_neither_use_the_store_nor_take_pins_of_its_parent(store: Store) -> None:
+    value = os.urandom(1_000_000)
+    store.put("seen", value)
+    view = store.view("seen")
+
+    def work() -> None:
+        for call in (
+            lambda: store.get("seen"),
+            lambda: store.put("other", b"value"),
+            lambda: store.view("seen"),
+            lambda: store.exists("seen"),
+            lambda: list(store.scan()),
+        ):
+            with pytest.raises(UnsupportedError, match="forked"):
+                call()
+        view.close()
+        store.close()
+
+    assert in_child(work) == 0
+    assert store.node_stats().pinned_objects == 1
+    for index in range(80):  # more than twice the node's memory
+        store.put(f"other {index}", os.urandom(1_000_000))
+    assert bytes(view.data) == value
+
+
+def test_all_calls_can_be_awaited(store: Store) -> None:
+    at_once = {"aio", "close", "counters", "error", "members", "prefetch", "register", "unregister"}
+    from_addresses = {"put_runs", "get_runs_into"}
+    calls = {name for name in dir(Store) if not name.startswith("_")} - at_once - from_addresses
+    assert calls == {name for name in dir(type(store.aio)) if not name.startswith("_")}
+
+    async def ask() -> tuple[list[int | None], int]:
+        await store.aio.put("key", b"value")
+        return await store.aio.sizes(["key", "absent"]), (await store.aio.node_stats()).objects
+
+    assert asyncio.run(ask()) == ([5, None], 1)
