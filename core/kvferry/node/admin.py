@@ -1,8 +1,9 @@
 """The HTTP interface of a node: health, status, metrics, administration.
 
-Routes: GET /health (no token), /status, /metrics, /objects?prefix=&after=&limit=; POST /drain?timeout_s=;
+Routes: GET /health (no token), /status, /metrics, /objects?prefix=&limit=; POST /drain?timeout_s=;
 DELETE /objects?key= (hex) or ?tag=. Answers are JSON, errors have {"error": {"code", "message"}}. Nothing
-executes what it was sent. Destructive verbs are logged.
+executes what it was sent. Destructive verbs are logged. Without a token the interface is on loopback: all but
+/health, /status and /metrics is for the node's own user and root then, and nothing is changed for a web page.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from kvferry.errors import (
     KVFerryError,
     ResourceExhaustedError,
 )
+from kvferry.node.callers import is_same_user
 from kvferry.node.status import object_row, status_document
 from kvferry.store import open_store
 
@@ -38,6 +40,7 @@ logger = logging.getLogger("kvferry.node")
 
 _START_S = 10.0
 _MAX_LIMIT = 1000
+_FOR_ALL = ("/health", "/metrics", "/status")  # without a token: of every user of this machine
 _HTTP = {"invalid_argument": 400, "not_found": 404, "resource_exhausted": 503, "unavailable": 503}
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
@@ -99,9 +102,15 @@ class AdminServer:
         if self._token and request.path != "/health":
             given = request.headers.get("Authorization", "").removeprefix("Bearer ")
             if not hmac.compare_digest(given.encode(), self._token):
-                return _json(
-                    {"error": {"code": "access_denied", "message": "the token is missing or wrong"}}, 401
-                )
+                return _denied("the token is missing or wrong", 401)
+        if (
+            not self._token
+            and request.path not in _FOR_ALL
+            and not await asyncio.to_thread(_is_ours, request)
+        ):
+            return _denied("this is for the node's own user; others need admin.token_file", 403)
+        if request.method not in ("GET", "HEAD") and "Origin" in request.headers:
+            return _denied("web pages cannot do this", 403)
         try:
             return await handler(request)
         except KVFerryError as error:
@@ -172,13 +181,25 @@ def read_token(options: AdminOptions) -> bytes:
     return b""
 
 
+def _is_ours(request: web.Request) -> bool:
+    transport = request.transport
+    if transport is None:  # gone already
+        return False
+    caller, ours = transport.get_extra_info("peername"), transport.get_extra_info("sockname")
+    return is_same_user(caller[:2], ours[:2])
+
+
+def _denied(message: str, status: int) -> web.Response:
+    return _json({"error": {"code": "access_denied", "message": message}}, status)
+
+
 def _json(document: object, status: int = 200) -> web.Response:
     return web.Response(body=msgspec.json.encode(document), status=status, content_type="application/json")
 
 
 def _integer(request: web.Request, name: str, default: int, most: int) -> int:
     text = request.query.get(name, str(default))
-    if not text.isdecimal() or not 1 <= int(text) <= most:
+    if not (text.isascii() and text.isdecimal()) or not 1 <= int(text) <= most:
         raise InvalidArgumentError(f"{name} must be a number from 1 to {most}, not {text!r}")
     return int(text)
 
