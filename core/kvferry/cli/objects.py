@@ -71,7 +71,10 @@ def get(*, config: Config, key: str, output: str | None) -> None:
     if value is None:
         raise NotFoundError(f"there is no object under {key}")
     if output:
-        Path(output).write_bytes(value)
+        try:
+            Path(output).write_bytes(value)
+        except OSError as error:
+            raise ConfigError(f"cannot write {output}: {error.strerror}") from error
     else:
         sys.stdout.buffer.write(value)
 
@@ -79,7 +82,12 @@ def get(*, config: Config, key: str, output: str | None) -> None:
 @click.command("put")
 @click.argument("key")
 @click.argument("source", type=click.Path(dir_okay=False, allow_dash=True))
-@click.option("--replicas", default=0, help="Nodes that shall hold it [default: as the cluster's setting].")
+@click.option(
+    "--replicas",
+    default=0,
+    type=click.IntRange(0, 16),
+    help="Nodes that shall hold it [default: as the cluster's setting].",
+)
 @click.option("--ttl", "ttl_s", type=click.FloatRange(min=0.001), help="Seconds until it is absent again.")
 @click.option("--tag", "tags", multiple=True, help="May be given several times.")
 @node_flags
@@ -89,7 +97,10 @@ def put(
     """Store the file SOURCE (- for standard input) under KEY (hex:... for bytes)."""
     from kvferry.store import open_store
 
-    value = sys.stdin.buffer.read() if source == "-" else Path(source).read_bytes()
+    try:
+        value = sys.stdin.buffer.read() if source == "-" else Path(source).read_bytes()
+    except OSError as error:
+        raise ConfigError(f"cannot read {source}: {error.strerror}") from error
     with open_store(config) as store:
         result = store.put(key_of(key), value, replicas=replicas, ttl_s=ttl_s, tags=tags)
     what = "stored" if result.created else "was there already"

@@ -51,9 +51,12 @@ def node_flags(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def admin_url(config: Config, url: str | None) -> str:
-    """Return the base URL of the HTTP interface: `url`, else that of the node of this machine."""
+    """Return the base URL of the HTTP interface: `url`, else that of the node of this machine, which is at
+    `store.node` if that is set.
+    """
     if url:
         return url.rstrip("/")
+    from kvferry._native import Endpoint
     from kvferry.store import find_nodes
 
     found = find_nodes(config.cluster)
@@ -62,7 +65,14 @@ def admin_url(config: Config, url: str | None) -> str:
             f"no node of cluster {config.cluster.name!r} runs on this machine as this user: start one with "
             "`kvferry node`, or name the HTTP interface of another with --admin URL"
         )
-    return found[0].admin
+    wanted = config.store.node
+    for advert in found:
+        if not wanted or str(Endpoint(wanted)) == advert.endpoint:
+            return advert.admin
+    raise UnavailableError(
+        f"no node of cluster {config.cluster.name!r} runs at {wanted} on this machine as this user: name the "
+        "HTTP interface of one on another machine with --admin URL"
+    )
 
 
 def ask(config: Config, base: str, path: str) -> dict[str, Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import shutil
 import signal
 import socket
 import threading
@@ -14,7 +15,7 @@ from typing import Self
 
 from kvferry import _native, meta
 from kvferry._native import Endpoint, NodeStats
-from kvferry.config import Config, format_size
+from kvferry.config import Config, approximate_size, format_size
 from kvferry.errors import KVFerryError
 from kvferry.node.admin import AdminServer, read_token
 from kvferry.node.metrics import NodeMetrics
@@ -66,6 +67,7 @@ class NodeProcess:
             )
             undo.enter_context(Advertisement(config.cluster, advert))
             self._closing = undo.pop_all()
+        self._compare_with_disk()
         logger.info(
             "node %s of cluster %s listens on %s, offers %s; admin at %s",
             self.node_id, config.cluster.name, self.endpoint, self._offer(), self.admin.url,
@@ -106,8 +108,6 @@ class NodeProcess:
             reasons.append(
                 f"the metadata store has not answered for {away_s:.0f} s; the last members stay in force"
             )
-        if self._draining:
-            reasons.append("it is being drained")
         return reasons
 
     def drain(self, timeout_s: float) -> int:
@@ -151,6 +151,20 @@ class NodeProcess:
             if DRAINING not in member.roles or member.node_id == self.node_id:
                 members.append(_native.Member(member.node_id, endpoint, member.host_id, member.dram_bytes))
         self._native.set_members(view.number, members)
+
+    def _compare_with_disk(self) -> None:
+        store = self.config.store
+        if not store.ssd:
+            return
+        try:
+            room = shutil.disk_usage(store.ssd_directory).free + self._native.stats().ssd_used
+        except OSError:  # the tier itself says what is wrong with its directory
+            return
+        if room < store.ssd:
+            logger.warning(
+                "store.ssd is %s, but %s has room for about %s: make room there, or offer less",
+                format_size(store.ssd), store.ssd_directory, approximate_size(room),
+            )  # fmt: skip
 
     def _offer(self) -> str:
         store = self.config.store

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from kvferry import _native
 from kvferry._native import Endpoint
-from kvferry.config import Config
+from kvferry.config import Config, load_config
 from kvferry.errors import UnavailableError
 from kvferry.store._options import client_options, node_options
 from kvferry.store.client import Store
@@ -12,12 +12,13 @@ from kvferry.store.discovery import find_nodes
 
 
 def open_store(config: Config | None = None, *, node: str | Endpoint | None = None) -> Store:
-    """Attach to a node: `node`, else the setting `store.node`, else the one of this machine.
+    """Attach to a node: `node`, else the setting `store.node`, else the one of this machine. `config`: by
+    default `load_config()`, as all commands have it.
 
     Raises `UnavailableError` (no such node, or it does not answer), `ConfigError`, `UnauthenticatedError`,
     `AccessDeniedError` (it belongs to another cluster).
     """
-    config = Config() if config is None else config
+    config = load_config() if config is None else config
     options = client_options(config)
     wanted = node or config.store.node
     if wanted:
@@ -31,10 +32,11 @@ def open_store(config: Config | None = None, *, node: str | Endpoint | None = No
 
 def open_embedded(config: Config | None = None) -> Store:
     """Return a store with a node of its own in this process, known to nobody else; it ends with the store.
+    `config`: as for `open_store`.
 
     Raises `ResourceExhaustedError` (memory), `ConfigError`, `UnavailableError` (the SSD directory).
     """
-    config = Config() if config is None else config
+    config = load_config() if config is None else config
     node = _native.Node(node_options(config))
     native = _native.Store.embedded(node, client_options(config))
     return Store(native, timeout_s=config.store.timeout_s, owned=node)

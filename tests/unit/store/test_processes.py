@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
@@ -78,6 +81,9 @@ def test_commands(node: NodeChild, tmp_path: Path) -> None:
     source.write_bytes(b"others")
     assert b"written once" in node.command("put", "a key", str(source), expect=2).stderr
     node.command("rm", "--tag", "group")
+    assert b"cannot write /nowhere/target" in (
+        node.command("get", "hex:ff00", "-o", "/nowhere/target", expect=2).stderr
+    )
     assert b"no object under a key" in node.command("get", "a key", expect=2).stderr
     node.command("rm", "hex:ff00")
     assert node.command("ls").stdout == b""
@@ -96,6 +102,8 @@ def test_commands(node: NodeChild, tmp_path: Path) -> None:
         (("node", "--cluster", "etcd://127.0.0.1:1"), b"cluster_secret"),
         (("status", "--cluster-name", "elsewhere"), b"start one with `kvferry node`"),
         (("get", "key", "--node", "127.0.0.1:1"), b"127.0.0.1:1"),
+        (("status", "--node", "127.0.0.1:1"), b"runs at 127.0.0.1:1"),
+        (("put", "key", "/nowhere/source"), b"cannot read /nowhere/source"),
     ],
 )
 def test_what_is_wrong_is_said_in_one_line(node: NodeChild, words: tuple[str, ...], said: bytes) -> None:
@@ -113,6 +121,60 @@ def test_a_node_is_found_by_its_machine(directory: Path) -> None:
             store.put("key", b"value")
         assert node.stop() == 0
     assert find_nodes(node.cluster) == []
+
+
+def test_programs_take_the_settings_of_the_environment(
+    directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with NodeChild(directory, "--dram", "32MiB"):
+        monkeypatch.setenv("KVFERRY_CLUSTER_DIRECTORY", str(directory))
+        monkeypatch.setenv("KVFERRY_STORE_TENANT", "someone")
+        with open_store() as store:
+            store.put("key", b"value")
+        with open_store(of_machine(directory)) as store:  # type: ignore[arg-type]
+            assert not store.exists("key")
+
+
+def test_more_ssd_than_the_disk_has_is_said(directory: Path) -> None:
+    flags = ("--dram", "32MiB", "--ssd", f"{directory}/log:1000TiB", "--max-objects", "1000")
+    with NodeChild(directory, *flags) as node:
+        assert node.stop() == 0
+        assert "has room for about" in node.log()
+
+
+def status_of(node: NodeChild, path: str, method: str, **headers: str) -> int:
+    request = urllib.request.Request(node.advert.admin + path, method=method, headers=headers)
+    with pytest.raises(urllib.error.HTTPError) as refused:
+        urllib.request.urlopen(request, timeout=20)
+    refused.value.close()
+    return refused.value.code
+
+
+def test_a_web_page_changes_nothing(node: NodeChild) -> None:
+    assert status_of(node, "/drain", "POST", Origin="http://somewhere.example") == 403
+    assert status_of(node, "/objects?tag=all", "DELETE", Origin="http://somewhere.example") == 403
+    assert json.loads(ask(node, "/health"))["status"] == "ok"
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can act as another user")
+def test_other_users_of_the_machine_see_no_keys_and_change_nothing(node: NodeChild) -> None:
+    script = """if True:
+        import encodings.idna, os, sys, urllib.error, urllib.request
+        os.setuid(65534)
+        for path in ("GET /status", "GET /objects", "POST /drain", "DELETE /objects?key=61"):
+            method, path = path.split()
+            try:
+                request = urllib.request.Request(sys.argv[1] + path, method=method)
+                print(urllib.request.urlopen(request, timeout=20).status)
+            except urllib.error.HTTPError as error:
+                print(error.code)
+    """
+    done = subprocess.run(
+        [sys.executable, "-c", script, node.advert.admin],
+        capture_output=True, text=True, timeout=30, check=False,
+    )  # fmt: skip
+    assert done.stdout.split() == ["200", "403", "403", "403"], done.stderr
+    assert json.loads(ask(node, "/objects")) == {"objects": []}
 
 
 def test_a_program_outlives_its_node(directory: Path) -> None:
