@@ -148,8 +148,8 @@ class NodeProcess:
             except KVFerryError as error:
                 logger.warning("member %s cannot be reached: %s", member.node_id, error)
                 continue
-            if DRAINING not in member.roles or member.node_id == self.node_id:
-                members.append(_native.Member(member.node_id, endpoint, member.host_id, member.dram_bytes))
+            # One that is being drained stays until it is gone: what it still holds must not seem absent.
+            members.append(_native.Member(member.node_id, endpoint, member.host_id, member.dram_bytes))
         self._native.set_members(view.number, members)
 
     def _compare_with_disk(self) -> None:
