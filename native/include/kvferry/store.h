@@ -139,7 +139,9 @@ struct PutResult {
 };
 
 struct GetResult {
-  Status status;            // kNotFound: absent; kOutOfRange: the object is longer than the pieces (bytes tells)
+  // kNotFound: absent; kOutOfRange: the object is longer than the pieces (bytes tells); kDataCorrupt: `verify` found
+  // other bytes than those of the digest, wherever it is held.
+  Status status;
   std::uint64_t bytes = 0;  // read; with kOutOfRange the object's size
 };
 

@@ -40,7 +40,7 @@ void from_memory(ClientCore& core, const Home& home, std::span<Want> wants) {
     const std::vector<std::span<const std::byte>> bytes(runs.begin(), runs.end());
     deliver(want, bytes, held.held, stores);
     reader.unpin(held);
-    core.counters.memory_hits.fetch_add(1, std::memory_order_relaxed);
+    core.counters.memory_hits.fetch_add(want.done ? 1 : 0, std::memory_order_relaxed);
   }
 }
 
@@ -51,9 +51,11 @@ void from_home(ClientCore& core, const Home& home, const Wanted& open, Deadline 
     if (home.reader()->find(want->id)) here.push_back(want);
   }
   for (int attempt = 0; attempt < kHomeTries && !here.empty(); ++attempt) {
-    (void)read_pinned(core, home.connection(), &home, here, deadline);
-    std::erase_if(here, [](const Want* want) { return want->done; });
-    core.counters.ssd_hits.fetch_add(here.empty() ? 1 : 0, std::memory_order_relaxed);
+    const Status failure = read_pinned(core, home.connection(), &home, here, deadline);
+    core.counters.ssd_hits.fetch_add(std::erase_if(here, [](const Want* want) { return want->done; }),
+                                     std::memory_order_relaxed);
+    if (failure.ok() || node_failed(failure.code())) continue;
+    for (Want* want : here) want->trouble = failure;
   }
 }
 
@@ -134,7 +136,7 @@ class FromOthers {
   // Gone from wherever it was said to be is absent; so is what only a node has that does not answer.
   static void last_failure(const Way& way) {
     if (way.want->done || way.failure.ok() || node_failed(way.failure.code())) return;
-    way.want->finish(way.failure, 0);
+    way.want->trouble = way.failure;
   }
 
   ClientCore& core_;
@@ -149,6 +151,8 @@ void finish_open(ClientCore& core, std::span<Want> wants, const Status& failure,
     if (want.done) continue;
     if (!failure.ok()) {
       want.finish(failure, 0);
+    } else if (!want.trouble.ok()) {
+      want.finish(want.trouble, 0);
     } else if (Clock::now() >= deadline) {
       want.finish({Code::kDeadlineExceeded, "the object could not be read in the time allowed"}, 0);
     } else {

@@ -19,6 +19,7 @@ struct Want {  // one object, or a part of it
   bool verify = false;
   GetResult result;
   bool done = false;
+  Status trouble;  // why it was found and not read, unless it is done later
 
   std::uint64_t room() const;
   void finish(Status status, std::uint64_t bytes);

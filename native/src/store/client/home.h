@@ -16,26 +16,34 @@ namespace kvferry::store {
 
 class Home {
  public:
-  // kUnavailable and others of Engine::connect; kPermissionDenied: another cluster. The node's
-  // memory is mapped only if the transports of `options` have shm.
+  // kUnavailable and others of Engine::connect; kPermissionDenied: another cluster. The node's memory is mapped only if
+  // the transports of `options` have shm. `before`: what we were attached to, or null.
   static Result<std::shared_ptr<Home>> attach(Links& links, const Endpoint& endpoint, const StoreOptions& options,
-                                              std::uint64_t ended_session, Deadline deadline);
+                                              const Home* before, Deadline deadline);
 
   const std::shared_ptr<const Connection>& connection() const { return connection_; }
   const NodeId& node() const { return connection_->attached.node; }
   bool alive() const { return connection_->peer->status().ok(); }
-  LocalReader* reader() const { return reader_.get(); }  // null: the node is on another host
+  LocalReader* reader() const { return reader_; }  // null: the node is on another host
   // Places of the node as memory of this process; only if there is a reader. Empty: no such memory.
   std::vector<std::span<std::byte>> memory(std::span<const Place> places) const;
   std::vector<std::span<std::byte>> memory(std::span<const wire::PieceDescriptor> places) const;
 
  private:
+  // The node's memory in this process, and our page of pins in it. A node that we come back to leaves us the page, with
+  // the pins of views that are still held: their entries must not be given out twice, so there is one reader for it.
+  struct Mapped {
+    std::shared_ptr<const Connection> by;       // keeps it mapped
+    std::map<RegionKey, std::uint32_t> arenas;  // index of each
+    std::unique_ptr<LocalReader> reader;
+  };
   explicit Home(std::shared_ptr<const Connection> connection) : connection_(std::move(connection)) {}
   Status map_memory(Deadline deadline);
+  bool has_page_of(const Home& before) const;
 
-  const std::shared_ptr<const Connection> connection_;  // keeps the memory mapped
-  std::map<RegionKey, std::uint32_t> arenas_;           // index of each
-  std::unique_ptr<LocalReader> reader_;
+  const std::shared_ptr<const Connection> connection_;
+  std::shared_ptr<const Mapped> mapped_;
+  LocalReader* reader_ = nullptr;  // of `mapped_`
 };
 
 }  // namespace kvferry::store

@@ -93,39 +93,42 @@ Result<std::shared_ptr<const Connection>> Links::attach(const Endpoint& endpoint
   return std::make_shared<const Connection>(Connection{std::move(*peer), std::move(answer->answer)});
 }
 
-Result<std::shared_ptr<const Connection>> Links::to(const NodeId& node, Deadline deadline) {
-  std::shared_ptr<std::mutex> connecting;
-  Endpoint endpoint;
-  Attach request;
-  {
-    const std::lock_guard lock(mutex_);
+Result<Links::Way> Links::way_to(const NodeId& node, Deadline deadline) {
+  std::unique_lock lock(mutex_);
+  for (;;) {
     const auto known = nodes_.find(node);
     if (known == nodes_.end()) return {Code::kNotFound, "node " + node.to_string() + " is no member any more"};
-    if (known->second.connection) return known->second.connection;
+    if (known->second.connected()) return Way{known->second.connection, {}, {}};
     if (known->second.passed_over_until > Clock::now()) {
       return {Code::kUnavailable, "node " + node.to_string() + " did not answer a moment ago and is passed over"};
     }
-    connecting = known->second.connecting;
-    endpoint = known->second.member.endpoint;
-    request.home = home_ ? home_->attached.node : NodeId{};
+    if (!known->second.connecting) {
+      known->second.connecting = true;
+      Way way;
+      way.endpoint = known->second.member.endpoint;
+      way.request.home = home_ ? home_->attached.node : NodeId{};
+      return way;
+    }
+    if (connected_.wait_until(lock, deadline) == std::cv_status::timeout) {
+      return {Code::kDeadlineExceeded, "node " + node.to_string() + " is still being connected to"};
+    }
   }
-  const std::lock_guard one_at_a_time(*connecting);
+}
+
+Result<std::shared_ptr<const Connection>> Links::to(const NodeId& node, Deadline deadline) {
+  KVF_ASSIGN_OR_RETURN(Way way, way_to(node, deadline));
+  if (way.connection) return way.connection;
+  way.request.cluster = cluster_;
+  way.request.who = Attach::Who::kClient;
+  auto made = attach(way.endpoint, node, way.request, std::min(deadline, Clock::now() + patience()));
+  if (!made.ok()) suspect(node);
   {
     const std::lock_guard lock(mutex_);
     const auto known = nodes_.find(node);
-    if (known != nodes_.end() && known->second.connection) return known->second.connection;
+    if (known != nodes_.end()) known->second.connecting = false;
+    if (known != nodes_.end() && made.ok()) known->second.connection = *made;
   }
-  request.cluster = cluster_;
-  request.who = Attach::Who::kClient;
-  const Deadline soon = std::min(deadline, Clock::now() + patience());
-  auto made = attach(endpoint, node, request, soon);
-  if (!made.ok()) {
-    suspect(node);
-    return made.status();
-  }
-  const std::lock_guard lock(mutex_);
-  const auto known = nodes_.find(node);
-  if (known != nodes_.end()) known->second.connection = *made;
+  connected_.notify_all();
   return made;
 }
 

@@ -2,6 +2,7 @@
 // that broke off or does not answer is passed over for a while. Thread-safe.
 #pragma once
 
+#include <condition_variable>
 #include <cstdint>
 #include <map>
 #include <memory>
@@ -43,7 +44,8 @@ class Links {
   // Who is nearest: named in what we tell other nodes, and never passed over.
   void set_home(std::shared_ptr<const Connection> home);
 
-  // A connection to a member, made if there is none. Fails at once for one that is passed over.
+  // A connection to a member, made if there is none: by one call at a time, while others wait for it. Fails at once for
+  // one that is passed over.
   Result<std::shared_ptr<const Connection>> to(const NodeId& node, Deadline deadline);
   // The client's own attachment to `endpoint`: `request` is what it asks for.
   Result<std::shared_ptr<const Connection>> attach(const Endpoint& endpoint, const NodeId& expected,
@@ -59,15 +61,24 @@ class Links {
     Member member;
     std::shared_ptr<const Connection> connection;
     Clock::time_point passed_over_until{};
-    std::shared_ptr<std::mutex> connecting = std::make_shared<std::mutex>();
+    bool connecting = false;  // a call does
+    bool connected() const { return connection && connection->peer->status().ok(); }
   };
+  // What a call may connect to with; `connection`, if it need not.
+  struct Way {
+    std::shared_ptr<const Connection> connection;
+    Endpoint endpoint;
+    Attach request;
+  };
+  Result<Way> way_to(const NodeId& node, Deadline deadline);
   void rebuild_locked(Clock::time_point now);
 
   RpcEndpoint& rpc_;
   const std::string cluster_;
   mutable std::mutex mutex_;
-  std::uint64_t view_ = 0;     // its number, which counts by itself on each node; all below guarded by mutex_
-  std::uint64_t told_by_ = 0;  // the connection it came by
+  std::condition_variable connected_;  // or not: `connecting` of some node ended
+  std::uint64_t view_ = 0;             // its number, which counts by itself on each node; all below guarded by mutex_
+  std::uint64_t told_by_ = 0;          // the connection it came by
   std::map<NodeId, Node> nodes_;
   std::shared_ptr<const Connection> home_;
   std::shared_ptr<const Roster> snapshot_ = std::make_shared<Roster>();

@@ -30,12 +30,14 @@ Status misfit(const Want& want, const Held& held) {
 
 std::uint64_t wanted_bytes(const Want& want, const Held& held) { return want.whole ? held.bytes : want.room(); }
 
-// False: the bytes are not those of the digest, and count as not read.
-bool right(const Want& want, const Held& held) {
+// False: the bytes are not those of the digest. They count as not read, and others may have the right ones.
+bool right(Want& want, const Held& held) {
   if (!want.verify || !want.whole) return true;
   const auto got = cut(want.target, 0, held.bytes);
   const std::vector<std::span<const std::byte>> bytes(got.begin(), got.end());
-  return digest_of(bytes) == held.digest;
+  if (digest_of(bytes) == held.digest) return true;
+  want.trouble = {Code::kDataCorrupt, "the bytes that were read are not those of the object's digest"};
+  return false;
 }
 
 struct Reading {  // an object that the node has pinned for us
@@ -119,14 +121,20 @@ class PinnedRead {
   Status copy(std::vector<Reading>& readings) {
     std::uint64_t total = 0;
     for (const Reading& reading : readings) total += wanted_bytes(*reading.want, reading.pinned->held);
-    for (Reading& reading : readings) {
+    Status misplaced;
+    std::erase_if(readings, [&](const Reading& reading) {
       const auto runs = mapped_->memory(reading.pinned->places);
-      std::vector<std::span<const std::byte>> bytes(runs.begin(), runs.end());
+      const std::vector<std::span<const std::byte>> bytes(runs.begin(), runs.end());
       const Want& want = *reading.want;
+      if (total_bytes(bytes) != reading.pinned->held.bytes) {
+        misplaced = {Code::kProtocolError, "the node's places are not all in the memory that it shares"};
+        return true;
+      }
       copy_runs(cut(bytes, want.whole ? 0 : want.offset, wanted_bytes(want, reading.pinned->held)), want.target,
                 stores_for(total));
-    }
-    return {};
+      return false;
+    });
+    return misplaced;
   }
 
   Status transfer(std::vector<Reading>& readings) {

@@ -18,13 +18,14 @@ const Home* in_place(const Result<std::shared_ptr<Home>>& home) {
   return home.ok() && (*home)->reader() != nullptr ? home->get() : nullptr;
 }
 
-// Asks all members the same; take(answer) for each. The first failure, if there was one.
+// Asks all members the same, also those that are passed over, so that none is left out without a word; take(answer) for
+// each. The first failure, if there was one.
 template <typename Request, typename Take>
 Status ask_all(ClientCore& core, const Request& request, Deadline deadline, Take take) {
   KVF_RETURN_IF_ERROR(core.usable());
   Status failure;
   std::vector<std::pair<NodeId, RpcEndpoint::Call<Request>>> calls;
-  for (const Member& member : core.links->members()->alive) {
+  for (const Member& member : core.links->members()->all) {
     const auto connection = core.links->to(member.node_id, deadline);
     if (connection.ok()) {
       calls.emplace_back(member.node_id, core.rpc->start((*connection)->handle(), request, deadline));
@@ -129,20 +130,21 @@ Result<std::uint64_t> remove_tag(ClientCore& core, std::string_view tag, Deadlin
   WithTag request;
   request.tenant = core.options.tenant;
   request.tag = tag;
-  for (bool more = true; more;) {
+  Status unasked;  // what the others have goes all the same
+  for (bool more = true; more && unasked.ok();) {
     more = false;
     ObjectId last;
-    Status failure = ask_all(core, request, deadline, [&](const NodeId&, const Received<WithTag>& answer) {
+    unasked = ask_all(core, request, deadline, [&](const NodeId&, const Received<WithTag>& answer) {
       ids.insert(answer->ids.begin(), answer->ids.end());
       if (!answer->more || answer->ids.empty()) return;
       last = more ? std::min(last, answer->ids.back()) : answer->ids.back();  // where the shortest answer was cut
       more = true;
     });
-    KVF_RETURN_IF_ERROR(failure);
     request.after = last;
   }
   const std::vector<ObjectId> all(ids.begin(), ids.end());
   for (const Status& status : remove(core, all, deadline)) KVF_RETURN_IF_ERROR(status);
+  KVF_RETURN_IF_ERROR(unasked);
   return all.size();
 }
 

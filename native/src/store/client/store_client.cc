@@ -13,6 +13,7 @@ namespace kvferry::store {
 namespace {
 
 constexpr milliseconds kRetryHome{200};
+constexpr milliseconds kAttachAgain{2000};
 constexpr int kViewTries = 5;
 constexpr std::size_t kMaxTags = 16;
 constexpr std::size_t kMaxTagBytes = 255;
@@ -133,9 +134,8 @@ class StoreClient final : public Store {
 
   std::vector<Result<std::uint64_t>> sizes(std::span<const std::string_view> keys,
                                            const ReadOptions& options) override {
-    const auto ids = ids_of(keys);
-    if (!ids.ok()) return {keys.size(), ids.status()};
-    return store::sizes(core_, *ids, until(options.timeout));
+    return for_good_keys<Result<std::uint64_t>>(
+        keys, [&](std::span<const ObjectId> ids) { return store::sizes(core_, ids, until(options.timeout)); });
   }
 
   Status exists(std::span<const std::string_view> keys, std::span<std::uint8_t> found,
@@ -160,16 +160,15 @@ class StoreClient final : public Store {
     }
     for (int attempt = 0; attempt < kViewTries; ++attempt) {  // what was brought may be gone again
       KVF_ASSIGN_OR_RETURN(auto pin, home->reader()->pin(id));
-      if (pin) return make_view(home, std::move(*pin));
+      if (pin) return make_view(home, std::move(*pin), options.verify.value_or(core_.options.verify));
       KVF_RETURN_IF_ERROR(bring(*home, id, deadline));
     }
     return {Code::kResourceExhausted, "the object was displaced again before it could be pinned: memory is too full"};
   }
 
   std::vector<Status> remove(std::span<const std::string_view> keys, const ReadOptions& options) override {
-    const auto ids = ids_of(keys);
-    if (!ids.ok()) return {keys.size(), ids.status()};
-    return store::remove(core_, *ids, until(options.timeout));
+    return for_good_keys<Status>(
+        keys, [&](std::span<const ObjectId> ids) { return store::remove(core_, ids, until(options.timeout)); });
   }
 
   Result<std::uint64_t> remove_tag(std::string_view tag, const ReadOptions& options) override {
@@ -237,8 +236,13 @@ class StoreClient final : public Store {
       const std::lock_guard lock(core_.mutex);
       home = std::exchange(core_.current, nullptr);
     }
+    core_.attached.notify_all();
     if (!core_.rpc) return;
-    if (home && home->alive()) {
+    // Views and calls under way hold it, too: then the pins stay, and what is being written to stays reserved, until
+    // this process ends. Nobody can come to hold it any more.
+    const bool unused = home && home.use_count() == 1;
+    std::atomic_thread_fence(std::memory_order_acquire);
+    if (unused && home->alive()) {
       (void)core_.rpc->call(home->connection()->handle(), Detach{}, Clock::now() + core_.links->patience());
     }
     handler_.serve(nullptr);
@@ -258,6 +262,21 @@ class StoreClient final : public Store {
       ids.push_back(core_.ids.of(key));
     }
     return ids;
+  }
+
+  // ask(ids) gives an R for each; keys that are none have their own error.
+  template <typename R, typename Ask>
+  std::vector<R> for_good_keys(std::span<const std::string_view> keys, Ask ask) const {
+    std::vector<R> out;
+    std::vector<ObjectId> ids;
+    std::vector<std::size_t> places;
+    for (std::size_t i = 0; i < keys.size(); ++i) {
+      out.emplace_back(check_key(keys[i]));
+      if (check_key(keys[i]).ok()) ids.push_back(core_.ids.of(keys[i])), places.push_back(i);
+    }
+    auto answers = ask(ids);
+    for (std::size_t i = 0; i < ids.size(); ++i) out[places[i]] = std::move(answers[i]);
+    return out;
   }
 
   void describe(std::span<const std::string_view> keys, std::size_t index, const PutOptions& options,
@@ -285,7 +304,7 @@ class StoreClient final : public Store {
     return answer->results[0];
   }
 
-  View make_view(const std::shared_ptr<Home>& home, LocalPin pin) const {
+  Result<View> make_view(const std::shared_ptr<Home>& home, LocalPin pin, bool verify) const {
     View::Contents contents;
     for (const auto& run : home->memory(std::span(pin.places))) contents.pieces.emplace_back(run);
     contents.bytes = pin.held.bytes;
@@ -293,7 +312,11 @@ class StoreClient final : public Store {
     contents.release = [home, pin = std::move(pin), forks = core_.forks] {
       if (fork_count() == forks) home->reader()->unpin(pin);  // else the pin is the parent's, who may be reading
     };
-    return View(std::move(contents));
+    View view(std::move(contents));
+    if (verify && digest_of(view.pieces()) != view.digest()) {
+      return {Code::kDataCorrupt, "the bytes in memory are not those of the object's digest"};
+    }
+    return view;
   }
 
   ClientHandler handler_;
@@ -310,26 +333,42 @@ Status ClientCore::usable() const {
 
 Result<std::shared_ptr<Home>> ClientCore::home(Deadline deadline) {
   KVF_RETURN_IF_ERROR(usable());
-  const std::lock_guard lock(mutex);
+  std::unique_lock lock(mutex);
+  if (!attached.wait_until(lock, deadline, [this] { return closed || !attaching; })) {
+    return {Code::kDeadlineExceeded, "the node was lost, and is still being attached to again"};
+  }
   KVF_RETURN_IF_ERROR(usable());  // it may have been closed meanwhile
   if (current && current->alive()) return current;
-  const auto now = Clock::now();
-  if (now < next_try) return last_failure;
-  const std::uint64_t ended = current ? current->connection()->attached.session : 0;
-  Endpoint where = endpoint;
-  if (current && options.find_node) {
-    if (const auto moved = options.find_node()) where = *moved;
-  }
-  auto made = Home::attach(*links, where, options, ended, std::min(deadline, now + options.engine.connect_timeout));
+  if (Clock::now() < next_try) return last_failure;
+  const std::shared_ptr<Home> before = current;
+  attaching = true;
+  lock.unlock();
+  auto made = attach(before.get(), deadline);
+  lock.lock();
+  attaching = false;
+  attached.notify_all();
+  if (closed) return {Code::kCancelled, "this store is closed"};
   if (!made.ok()) {
     next_try = Clock::now() + kRetryHome;
-    last_failure = made.status().with_context("the node at " + where.to_string() + " is not there");
+    last_failure = made.status();
     return last_failure;
   }
   counters.reattached.fetch_add(1, std::memory_order_relaxed);
-  endpoint = where;
   current = std::move(*made);
   return current;
+}
+
+Result<std::shared_ptr<Home>> ClientCore::attach(const Home* before, Deadline deadline) {
+  Endpoint where = endpoint;
+  if (before != nullptr && options.find_node) {
+    if (const auto moved = options.find_node()) where = *moved;
+  }
+  // A call whose node is lost must have time left for the others.
+  const milliseconds patience = before != nullptr ? kAttachAgain : options.engine.connect_timeout;
+  auto made = Home::attach(*links, where, options, before, std::min(deadline, Clock::now() + patience));
+  if (!made.ok()) return made.status().with_context("the node at " + where.to_string() + " is not there");
+  endpoint = where;
+  return made;
 }
 
 Status ClientCore::home_status() const {
