@@ -101,7 +101,7 @@ class AdminServer:
     async def _guard(self, request: web.Request, handler: Handler) -> web.StreamResponse:
         if self._token and request.path != "/health":
             given = request.headers.get("Authorization", "").removeprefix("Bearer ")
-            if not hmac.compare_digest(given.encode(), self._token):
+            if not hmac.compare_digest(given.encode(errors="surrogateescape"), self._token):
                 return _denied("the token is missing or wrong", 401)
         if (
             not self._token

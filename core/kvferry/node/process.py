@@ -8,6 +8,7 @@ import shutil
 import signal
 import socket
 import threading
+from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import ExitStack
 from pathlib import Path
 from types import FrameType, TracebackType
@@ -22,6 +23,8 @@ from kvferry.node.metrics import NodeMetrics
 from kvferry.store import Advert, Advertisement, node_options
 
 logger = logging.getLogger("kvferry.node")
+
+_LOOK_S = 0.5  # between looks for signals
 
 DRAINING = "draining"  # the role of a member that takes nothing new
 
@@ -196,11 +199,22 @@ def run(config: Config, *, drain_s: float) -> int:
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, on_signal)
     with NodeProcess(config) as node:
-        while not stop.wait(1.0):  # a bounded wait, so that signals are handled on every platform
+        while not stop.wait(_LOOK_S):  # a bounded wait, so that signals are handled on every platform
             pass
         if drain_s > 0 and len(node.view.members) > 1:
-            try:
-                node.drain(drain_s)
-            except KeyboardInterrupt:
-                logger.warning("asked twice: leaving without draining to the end")
+            _drain(node, drain_s)
     return 0
+
+
+def _drain(node: NodeProcess, drain_s: float) -> None:
+    """Drain in a thread of its own: the one that signals interrupt must not wait in native code."""
+    with ThreadPoolExecutor(1) as threads:
+        try:
+            drained = threads.submit(node.drain, drain_s)
+            while not wait([drained], _LOOK_S).done:
+                pass
+        except KeyboardInterrupt:
+            logger.warning("asked twice: leaving without draining to the end")
+            node.close()  # which ends the draining
+            return
+        drained.result()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import time
 from collections.abc import Iterator, Sequence
 from types import TracebackType
 from typing import Any
@@ -129,20 +130,19 @@ class Store:
 
     def get(self, key: bytes | str, *, timeout_s: float | None = None) -> bytes | None:
         """Return a copy of the object, or None if it is absent."""
-        name = key_bytes(key)
+        end = time.monotonic() + self._timeout(timeout_s)
         target = bytearray(4096)
-        for _ in range(2):  # once more if it is longer than guessed; its size never changes
-            try:
-                count = self.get_into(name, target, timeout_s=timeout_s)
-                return bytes(memoryview(target)[:count])
-            except NotFoundError:
+        while True:  # once more if it is longer than guessed, or was stored anew, longer, in between
+            left_s = max(end - time.monotonic(), 0.0)
+            [result] = self.get_many_into([key], [target], timeout_s=left_s)
+            if isinstance(result.error, OutOfRangeError):
+                target = bytearray(result.bytes)
+            elif isinstance(result.error, NotFoundError):
                 return None
-            except OutOfRangeError:
-                [size] = self.sizes([name], timeout_s=timeout_s)
-                if size is None:
-                    return None
-                target = bytearray(size)
-        return None  # removed and stored anew, longer, in between
+            elif result.error is not None:
+                raise result.error
+            else:
+                return bytes(memoryview(target)[: result.bytes])
 
     def get_into(self, key: bytes | str, target: Any, *, timeout_s: float | None = None) -> int:
         """Read the object into a buffer, or a list of buffers, without a copy in between; return its size.
@@ -268,8 +268,8 @@ class Store:
         The memory must stay valid until `unregister`. Raises `InvalidArgumentError`,
         `ResourceExhaustedError`.
         """
-        memory = memory_of(buffer)
-        self._native.register_memory(memory.address, memory.length_bytes)
+        runs = runs_of([(buffer,)], writable=False)
+        self._native.register_memory(int(runs.addresses[0]), int(runs.lengths[0]))
 
     def unregister(self, buffer: Any) -> None:
         """Take a registration back. Raises `NotFoundError` if there is none, `DeadlineExceededError` if it is

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
+import threading
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
@@ -16,6 +18,7 @@ import pytest
 from kvferry.config import load_config
 from kvferry.errors import AccessDeniedError, ConflictError, KVFerryError, UnavailableError, UnsupportedError
 from kvferry.metrics import definition
+from kvferry.node import process
 from kvferry.store import find_nodes, open_store
 from kvferry.testing.nodes import NodeChild, start_nodes
 from kvferry.testing.waiting import wait_until
@@ -230,6 +233,28 @@ def test_a_drained_node_leaves_nothing_behind(directory: Path) -> None:
             node.kill()
 
 
+def test_a_second_signal_ends_the_draining() -> None:
+    """Native code hears no signals: the thread that does must not be in it."""
+
+    class Draining:
+        closed = threading.Event()
+        by: threading.Thread | None = None
+
+        def drain(self, _timeout_s: float) -> int:
+            self.by = threading.current_thread()
+            signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+            assert self.closed.wait(20)
+            return 1
+
+        def close(self) -> None:
+            self.closed.set()
+
+    node = Draining()
+    process._drain(node, 20.0)  # type: ignore[arg-type]
+    assert node.closed.is_set()
+    assert node.by is not threading.main_thread()
+
+
 def test_metrics_are_exact_and_documented(node: NodeChild) -> None:
     """Field case 9.2: after known work the numbers are those, and every name is in the table."""
     with node.open() as store:
@@ -281,7 +306,7 @@ def test_a_token_is_asked_for_once_it_is_set(directory: Path) -> None:
             ("/drain", "POST"),
             ("/objects?tag=t", "DELETE"),
         ):
-            for wrong in ("", "another token"):
+            for wrong in ("", "another token", "\xff"):
                 with pytest.raises(urllib.error.HTTPError) as caught:
                     ask(node, path, method, wrong)
                 assert caught.value.code == 401
