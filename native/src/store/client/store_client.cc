@@ -159,8 +159,9 @@ class StoreClient final : public Store {
       return {Code::kUnsupported, "the node is on another host: objects can be read into memory of one's own only"};
     }
     for (int attempt = 0; attempt < kViewTries; ++attempt) {  // what was brought may be gone again
-      KVF_ASSIGN_OR_RETURN(auto pin, home->reader()->pin(id));
-      if (pin) return make_view(home, std::move(*pin), options.verify.value_or(core_.options.verify));
+      auto pin = home->reader()->pin(id);
+      KVF_RETURN_IF_ERROR(pin.status());
+      if (pin->has_value()) return make_view(home, **pin, options.verify.value_or(core_.options.verify));
       KVF_RETURN_IF_ERROR(bring(*home, id, deadline));
     }
     return {Code::kResourceExhausted, "the object was displaced again before it could be pinned: memory is too full"};
@@ -304,12 +305,12 @@ class StoreClient final : public Store {
     return answer->results[0];
   }
 
-  Result<View> make_view(const std::shared_ptr<Home>& home, LocalPin pin, bool verify) const {
+  Result<View> make_view(const std::shared_ptr<Home>& home, const LocalPin& pin, bool verify) const {
     View::Contents contents;
     for (const auto& run : home->memory(std::span(pin.places))) contents.pieces.emplace_back(run);
     contents.bytes = pin.held.bytes;
     contents.digest = pin.held.digest;
-    contents.release = [home, pin = std::move(pin), forks = core_.forks] {
+    contents.release = [home, pin, forks = core_.forks] {
       if (fork_count() == forks) home->reader()->unpin(pin);  // else the pin is the parent's, who may be reading
     };
     View view(std::move(contents));
