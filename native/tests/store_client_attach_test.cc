@@ -29,8 +29,9 @@ struct Client {
     const Pieces pieces(&run, 1);
     return store->get_into({&key, 1}, {&pieces, 1}, options).at(0);
   }
-  // Stores so much that nothing in a node of 8 MiB keeps its memory unless it is pinned.
-  void flood(char fill) const {
+  // Removes it, and stores so much that no memory of a node of 8 MiB keeps its bytes unless it is pinned.
+  void bury(std::string_view key, char fill) const {
+    EXPECT_TRUE(store->remove({&key, 1}, {}).at(0).ok());
     for (int i = 0; i < 24; ++i) EXPECT_TRUE(put("flood " + std::to_string(i), fill).ok());
   }
   std::unique_ptr<Store> store;
@@ -65,7 +66,7 @@ TEST(StoreClientAttach, ViewsStayPinnedWhenTheConnectionIsMadeAgain) {
   auto other = client.store->view("other", {});
   ASSERT_TRUE(other.ok()) << other.status().to_string();
   const Client second(*node);
-  second.flood('x');
+  second.bury("held", 'x');
   EXPECT_TRUE(all_are(*held, 'h'));
   EXPECT_TRUE(all_are(*other, 'o'));
   held->release();
@@ -81,7 +82,7 @@ TEST(StoreClientAttach, ViewsStayPinnedWhenTheStoreIsClosed) {
   ASSERT_TRUE(held.ok()) << held.status().to_string();
   client.store->close();
   const Client second(*node);
-  second.flood('x');
+  second.bury("held", 'x');
   EXPECT_TRUE(all_are(*held, 'h'));
   held->release();
 }
