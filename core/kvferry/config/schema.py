@@ -336,6 +336,14 @@ class ClusterOptions(Options, frozen=True, kw_only=True):
             ge=1,
         ),
     ] = 5.0
+    host: Annotated[
+        str,
+        Meta(
+            max_length=255,
+            description="What fails together, e.g. a rack: replicas go to nodes with different names here. "
+            "Empty: the machine.",
+        ),
+    ] = ""
     user: Annotated[str, Meta(description="User name for etcd. Empty: no log-in.")] = ""
     password_file: Annotated[
         str, Meta(description="File that holds the password of `user` (surrounding white space is dropped).")

@@ -138,7 +138,7 @@ class NodeProcess:
         return meta.Member(
             node_id=self._native.node_id,
             endpoint=str(self._native.endpoint),
-            host_id=_machine_id(),
+            host_id=self.config.cluster.host or _machine_id(),
             dram_bytes=self.config.store.dram,
             ssd_bytes=self.config.store.ssd,
         )
