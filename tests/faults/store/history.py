@@ -1,0 +1,132 @@
+"""What the clients of a round asked and heard, checked against a model of the store.
+
+The model knows nothing of nodes: keys are written once, a cache may forget, and nothing else may happen. Durable keys
+are those that the faults of the round must not take: they stay readable all the time.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections import defaultdict
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+NOT_STORED = (
+    "conflict",
+    "invalid_argument",
+    "out_of_range",
+    "resource_exhausted",
+)  # ends of puts that stored nothing
+MARGIN_S = 6.0  # how late an end may be: processes need a processor, too
+
+
+@dataclass(frozen=True, slots=True)
+class Op:
+    """One call. `end` is infinite, `outcome` "unknown" if its process was killed in the middle."""
+
+    client: str
+    op: str
+    key: str
+    variant: int | None
+    begin: float
+    end: float
+    outcome: Any
+
+    def stored(self) -> bool:
+        """Whether this put may have stored its bytes."""
+        return self.op == "put" and self.outcome not in NOT_STORED
+
+    def lasts_until(self) -> float:
+        """When its effect must have come: an outcome that is no answer leaves that open."""
+        answered = self.outcome == "there" or str(self.outcome).startswith("created")
+        return self.end if answered else math.inf
+
+
+def read_history(path: Path) -> list[Op]:
+    """The calls of one client, in order. A line that was cut by the end of its process is left out."""
+    begun: dict[int, list[Any]] = {}
+    ended: dict[int, list[Any]] = {}
+    for line in path.read_text(encoding="ascii").splitlines():
+        try:
+            number, what, *rest = json.loads(line)
+        except json.JSONDecodeError:
+            continue
+        (begun if what == "begin" else ended)[number] = rest
+    return [
+        Op(path.stem, op, key, variant, begin, *reversed(ended.get(number, ["unknown", math.inf])))
+        for number, (op, key, variant, begin) in begun.items()
+    ]
+
+
+@dataclass(frozen=True)
+class Promise:
+    """What must hold in a round."""
+
+    durable: frozenset[str]  # must be found by every read
+    timeout_s: float
+    one_content: bool = (
+        True  # no key changes its content unless it is removed: not while nodes cannot ask each other
+    )
+    may_fail: frozenset[str] = frozenset()  # clients whose calls may end in errors: their node was killed
+
+
+def check(ops: Iterable[Op], promise: Promise) -> list[str]:
+    """Return what must not have happened, in sentences."""
+    by_key: dict[str, list[Op]] = defaultdict(list)
+    problems: list[str] = []
+    for op in ops:
+        by_key[op.key].append(op)
+        if op.outcome == "wrong":
+            problems.append(f"wrong bytes: {op}")
+        if math.isfinite(op.end) and op.end - op.begin > promise.timeout_s + MARGIN_S:
+            problems.append(f"late: {op}")
+        if op.op != "put" and op.key in promise.durable:
+            problems += _check_durable(op, promise)
+    for key, all_of_key in by_key.items():
+        problems += _check_key(key, sorted(all_of_key, key=lambda op: op.begin), promise)
+    return problems
+
+
+def _check_durable(op: Op, promise: Promise) -> list[str]:
+    if op.outcome in ("unknown", "no room"):
+        return []
+    found = {"get": 0, "exists": True, "match": len(promise.durable)}[op.op]
+    if op.outcome == found and type(op.outcome) is type(found):
+        return []
+    failed = isinstance(op.outcome, str) and op.outcome not in ("absent", "wrong")
+    if failed and op.client in promise.may_fail:
+        return []
+    return [f"a copy lives, and was not found: {op}"]
+
+
+def _check_key(key: str, ops: list[Op], promise: Promise) -> list[str]:
+    problems = []
+    puts = [op for op in ops if op.stored()]
+    removes = [op for op in ops if op.op == "remove" and op.outcome == "ok"]
+    seen = [op for op in ops if op.op == "get" and isinstance(op.outcome, int)]
+    for op in seen:
+        writers = [put for put in puts if put.variant == op.outcome and put.begin < op.end]
+        if not writers:
+            problems.append(f"nobody had written that: {op}")
+        last_removed = max((gone.begin for gone in removes if gone.end < op.begin), default=-math.inf)
+        if writers and all(put.lasts_until() < last_removed for put in writers):
+            lately = "".join(f"\n      {one}" for one in ops[max(0, ops.index(op) - 8) : ops.index(op)])
+            problems.append(f"it came back after it was removed: {op}, after{lately}")
+    if promise.one_content:
+        problems += _check_one_content(puts, seen)
+    return problems
+
+
+def _check_one_content(puts: list[Op], seen: list[Op]) -> list[str]:
+    """Another content than one seen before must have been put after that one was seen."""
+    problems = []
+    for before, after in zip(seen, seen[1:], strict=False):
+        if before.outcome == after.outcome or after.begin < before.end:
+            continue
+        writers = [put for put in puts if put.variant == after.outcome]
+        if all(put.lasts_until() < before.begin for put in writers):
+            problems.append(f"two contents at the same time: {before} and {after}")
+    return problems
