@@ -1,6 +1,7 @@
 #include "store/announcer.h"
 
 #include <algorithm>
+#include <iterator>
 
 #include "base/log.h"
 
@@ -193,6 +194,11 @@ void Announcer::tell_gone(const std::vector<ObjectId>& ids) {
       some.ids.assign(begin, begin + static_cast<std::ptrdiff_t>(std::min(kMaxIds, part.second.ids.size() - first)));
       // One that does not hear it forgets all of this node's when the connection is made anew.
       (void)core_.cluster->call(part.first, some, deadline_in(kPatience));
+      // A put that was announced before the owner heard this is known to nobody now.
+      std::vector<ObjectId> here;
+      std::ranges::copy_if(some.ids, std::back_inserter(here),
+                           [&](const auto& id) { return core_.store->contest(id); });
+      retry(std::move(here));
     }
   }
 }

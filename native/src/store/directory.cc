@@ -30,8 +30,9 @@ Directory::Said Directory::announce(const Announced& object, HolderIndex holder)
   if (entry == nullptr) {
     entry = &part.table.add(object.id);
     entry->digest = object.digest;
-    entry->bytes = object.bytes;
+    entry->bytes = object.bytes & HolderEntry::kMostBytes;
   }
+  ++entry->told;
   entry->replicas = static_cast<std::uint8_t>(std::clamp<std::uint32_t>(object.replicas, 1, UINT8_MAX));
   if (!names(*entry, holder)) {
     if (entry->count < HolderEntry::kHolders) {
@@ -82,11 +83,19 @@ void Directory::retract(const ObjectId& id, HolderIndex holder) {
 }
 
 Location Directory::location_of(const Shard& part, const HolderEntry& entry) {
-  Location out{entry.bytes, entry.digest, entry.replicas, {}};
+  Location out{entry.bytes, entry.digest, entry.replicas, {}, static_cast<std::uint16_t>(entry.told)};
   out.holders.assign(entry.holders.begin(), entry.holders.begin() + entry.count);
   const auto more = part.more.find(entry.id);
   if (more != part.more.end()) out.holders.insert(out.holders.end(), more->second.begin(), more->second.end());
   return out;
+}
+
+void Directory::retract_if_unchanged(const ObjectId& id, HolderIndex holder, std::uint16_t told) {
+  Shard& part = shard(id);
+  const std::lock_guard lock(part.mutex);
+  HolderEntry* const entry = part.table.find(id);
+  if (entry == nullptr || entry->told != told) return;
+  if (drop_locked(part, *entry, holder)) part.table.erase(entry);
 }
 
 std::optional<Location> Directory::find(const ObjectId& id) const {

@@ -25,6 +25,7 @@ struct Location {
   ContentDigest digest;
   std::uint32_t replicas = 1;  // wanted
   std::vector<HolderIndex> holders;
+  std::uint16_t told = 0;  // changes with each announcement
 };
 
 class Directory {
@@ -51,6 +52,8 @@ class Directory {
   // else's bytes become known meanwhile.
   Added claim(const Announced& object, const std::function<void()>& commit);
   void retract(const ObjectId& id, HolderIndex holder);
+  // Not if anybody has announced it since `told` was found.
+  void retract_if_unchanged(const ObjectId& id, HolderIndex holder, std::uint16_t told);
   std::optional<Location> find(const ObjectId& id) const;
   bool contains(const ObjectId& id) const;
   // Forgets it and remembers that; returns who held it.

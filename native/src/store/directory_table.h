@@ -14,9 +14,11 @@ namespace kvferry::store {
 
 struct HolderEntry {
   static constexpr std::size_t kHolders = 3;
+  static constexpr std::uint64_t kMostBytes = (1ull << 48) - 1;
   ObjectId id;
   ContentDigest digest;
-  std::uint64_t bytes = 0;
+  std::uint64_t bytes : 48 = 0;
+  std::uint64_t told : 16 = 0;  // how often somebody said that he holds it, as far as 16 bits count
   std::array<std::uint16_t, kHolders> holders{};
   std::uint8_t count = 0;  // of holders here; more are beside the table
   std::uint8_t replicas = 1;

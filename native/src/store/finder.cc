@@ -48,7 +48,7 @@ std::vector<std::size_t> Finder::doubtful(const ClusterView& view, std::span<con
 }
 
 void Finder::ask_all(const ClusterView& view, std::span<const ObjectId> ids, std::span<std::vector<Reply>> replies,
-                     Deadline deadline) {
+                     Deadline deadline, std::vector<NodeId>& silent) {
   core_.cluster->await_known(view, deadline);
   const Find find{{ids.begin(), ids.end()}};
   std::vector<Cluster::Asked<Find>> asked;
@@ -60,7 +60,10 @@ void Finder::ask_all(const ClusterView& view, std::span<const ObjectId> ids, std
   }
   for (auto& one : asked) {
     const auto answer = core_.cluster->answer(one);
-    if (!answer.ok() || (*answer)->results.size() != ids.size()) continue;
+    if (!answer.ok() || (*answer)->results.size() != ids.size()) {
+      silent.push_back(one.link->member.node_id);
+      continue;
+    }
     for (std::size_t i = 0; i < ids.size(); ++i) {
       const Find::Done& done = (*answer)->results[i];
       if (done.held) replies[i].push_back({one.link->member.node_id, *done.held, done.pending});
@@ -69,12 +72,12 @@ void Finder::ask_all(const ClusterView& view, std::span<const ObjectId> ids, std
 }
 
 std::vector<std::vector<Reply>> Finder::replies(const ClusterView& view, std::span<const ObjectId> ids,
-                                                Deadline deadline) {
+                                                Deadline deadline, std::vector<NodeId>& silent) {
   core_.counters.add(NodeCounters::kAskedEverywhere, ids.size());
   std::vector<std::vector<Reply>> out(ids.size());
   for (std::size_t first = 0; first < ids.size(); first += kMaxIds) {
     const std::size_t count = std::min(kMaxIds, ids.size() - first);
-    ask_all(view, ids.subspan(first, count), std::span(out).subspan(first, count), deadline);
+    ask_all(view, ids.subspan(first, count), std::span(out).subspan(first, count), deadline, silent);
   }
   return out;
 }
@@ -82,7 +85,8 @@ std::vector<std::vector<Reply>> Finder::replies(const ClusterView& view, std::sp
 std::vector<std::optional<Found>> Finder::everywhere(const ClusterView& view, std::span<const ObjectId> ids,
                                                      Deadline deadline) {
   std::vector<std::optional<Found>> found;
-  for (const auto& of_one : replies(view, ids, deadline)) found.push_back(found_of(of_one));
+  std::vector<NodeId> silent;
+  for (const auto& of_one : replies(view, ids, deadline, silent)) found.push_back(found_of(of_one));
   return found;
 }
 
@@ -91,18 +95,20 @@ std::vector<std::vector<Reply>> Finder::verify(const ClusterView& view, std::spa
   // Looked at first: who is announced while the others are asked is not out of date.
   std::vector<std::optional<Location>> before;
   for (const ObjectId& id : ids) before.push_back(core_.directory.find(id));
-  auto said = replies(view, ids, deadline);
+  std::vector<NodeId> silent;
+  auto said = replies(view, ids, deadline, silent);
   for (std::size_t i = 0; i < ids.size(); ++i) {
     const auto& location = before[i];
     if (!location) continue;
     for (const HolderIndex index : location->holders) {
       const NodeId node = core_.names.node(index);
       const auto link = view.find(node);
-      if (link && !link->is_up()) continue;  // it could not be asked
+      const bool answered = std::ranges::find(silent, node) == silent.end();
+      if ((link && !link->is_up()) || !answered) continue;  // it could not be asked
       const bool holds = std::ranges::any_of(said[i], [&](const Reply& reply) {
         return reply.node == node && (reply.pending || reply.held.digest == location->digest);
       });
-      if (!holds) core_.directory.retract(ids[i], index);
+      if (!holds) core_.directory.retract_if_unchanged(ids[i], index, location->told);
     }
   }
   return said;

@@ -40,9 +40,11 @@ class Finder {
   std::vector<std::size_t> doubtful(const ClusterView& view, std::span<const ObjectId> ids) const;
 
  private:
-  std::vector<std::vector<Reply>> replies(const ClusterView& view, std::span<const ObjectId> ids, Deadline deadline);
+  // `silent`: those that did not answer.
+  std::vector<std::vector<Reply>> replies(const ClusterView& view, std::span<const ObjectId> ids, Deadline deadline,
+                                          std::vector<NodeId>& silent);
   void ask_all(const ClusterView& view, std::span<const ObjectId> ids, std::span<std::vector<Reply>> replies,
-               Deadline deadline);
+               Deadline deadline, std::vector<NodeId>& silent);
   std::vector<std::size_t> ask_owners(const ClusterView& view, std::span<const ObjectId> ids,
                                       std::span<const std::size_t> wanted, std::span<std::optional<Found>> found,
                                       Deadline deadline);

@@ -145,6 +145,9 @@ Result<bool> LocalStoreImpl::commit(Session session, PutId put, const ContentDig
   if (closed_) return closed_status();
   const Reservation* const known = puts_.find(session, put);
   if (known == nullptr || known->ended) return unknown_put(put);
+  if (puts_.take_contest(put)) {
+    return {Code::kStale, "put " + std::to_string(put) + ": its object was removed while it was on its way"};
+  }
   Reservation reservation = *puts_.take(session, put);
   if (const auto slot = find_current(reservation.object.id)) return settle_duplicate(reservation, *slot, digest);
   counters_.add(StoreCounters::kPuts);
@@ -219,12 +222,19 @@ bool LocalStoreImpl::unpin(Session session, PinId pin) {
 
 bool LocalStoreImpl::remove(const ObjectId& id) {
   Lock lock(mutex_);
+  puts_.contest(id);
   const auto slot = find_current(id);
   if (!slot) return false;
   counters_.add(StoreCounters::kRemoved);
   retire({take_out(*slot)});
   if (ssd_) erase_now(lock, id);
   return true;
+}
+
+bool LocalStoreImpl::contest(const ObjectId& id) {
+  const Lock lock(mutex_);
+  puts_.contest(id);
+  return find_current(id).has_value();
 }
 
 void LocalStoreImpl::end_session(Session session, std::function<bool()> still_writes) {

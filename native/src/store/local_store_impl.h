@@ -35,6 +35,7 @@ class LocalStoreImpl final : public LocalStore {
   Result<Pinned> pin(Session session, const ObjectId& id, Deadline deadline) override;
   bool unpin(Session session, PinId pin) override;
   bool remove(const ObjectId& id) override;
+  bool contest(const ObjectId& id) override;
   void end_session(Session session, std::function<bool()> still_writes) override;
   Result<std::uint32_t> add_client(std::function<bool()> gone) override;
   void remove_client(std::uint32_t page) override;

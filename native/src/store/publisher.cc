@@ -34,7 +34,10 @@ void Publisher::publish(std::span<Claim> claims, Deadline deadline) {
   std::vector<ObjectId> late;
   for (Claim& claim : claims) {
     if (claim.done) continue;
-    commit(claim);
+    if (!commit(claim) && !commit(claim)) {
+      refuse(claim, {Code::kUnavailable, "it was removed again and again while it was being put"});
+      continue;
+    }
     core_.counters.add(NodeCounters::kUnannounced);
     late.push_back(claim.object.id);
   }
@@ -128,11 +131,11 @@ void Publisher::claim_here(const ClusterView& view, std::span<Claim*> claims, De
       refuse(claim, conflict());
       continue;
     }
-    const auto added = core_.directory.claim(claim.object, [&] { commit(claim); });
+    const auto added = core_.directory.claim(claim.object, [&] { (void)commit(claim); });
     if (added == Directory::Added::kConflict) refuse(claim, conflict());
     if (added == Directory::Added::kRemoved) refuse(claim, {Code::kNotFound, "it was removed meanwhile"});
     const auto others = core_.directory.find(claim.object.id);
-    if (claim.status.ok() && others) {
+    if (claim.done && claim.status.ok() && others) {
       claim.replicas += static_cast<std::uint32_t>(others->holders.size());
       claim.created = false;
     }
@@ -149,7 +152,7 @@ void Publisher::settle(Claim& claim, const Announce::Done& done) {
       break;
   }
   core_.counters.add(NodeCounters::kAnnounced);
-  commit(claim);
+  if (!commit(claim)) return;
   if (!claim.status.ok()) {
     if (!core_.store->find(claim.object.id)) announcer_.retract({&claim.object.id, 1});
     return;
@@ -158,12 +161,15 @@ void Publisher::settle(Claim& claim, const Announce::Done& done) {
   if (done.holders > 1) claim.created = false;
 }
 
-void Publisher::commit(Claim& claim) {
+// False: the object was removed since it was announced, and its holder with it; it must be announced again.
+bool Publisher::commit(Claim& claim) {
   const auto committed = core_.store->commit(claim.session, claim.put, claim.object.digest);
+  if (committed.status().code() == Code::kStale) return false;
   claim.done = true;
   claim.status = committed.status();
   claim.created = committed.ok() && *committed;
   claim.replicas = committed.ok() ? 1 : 0;
+  return true;
 }
 
 void Publisher::refuse(Claim& claim, Status why) {

@@ -37,7 +37,7 @@ class Publisher {
  private:
   void try_once(const std::shared_ptr<const ClusterView>& view, std::span<Claim> claims, Deadline deadline);
   void claim_here(const ClusterView& view, std::span<Claim*> claims, Deadline deadline);
-  void commit(Claim& claim);
+  bool commit(Claim& claim);
   void settle(Claim& claim, const Announce::Done& done);
   void refuse(Claim& claim, Status why);
 

@@ -18,6 +18,17 @@ const Reservation* Reservations::find(Session session, PutId put) const {
   return found == open_.end() || found->second.session != session ? nullptr : &found->second;
 }
 
+void Reservations::contest(const ObjectId& id) {
+  for (auto& [put, reservation] : open_) {
+    if (reservation.object.id == id) reservation.contested = true;
+  }
+}
+
+bool Reservations::take_contest(PutId put) {
+  const auto found = open_.find(put);
+  return found != open_.end() && std::exchange(found->second.contested, false);
+}
+
 std::optional<Reservation> Reservations::take(Session session, PutId put) {
   const auto found = open_.find(put);
   if (found == open_.end() || found->second.session != session) return std::nullopt;

@@ -21,6 +21,7 @@ struct Reservation {
   std::vector<Place> places;
   Deadline lease_end;
   bool ended = false;  // the lease: cannot be committed any more, has no slot, but its memory may still be written to
+  bool contested = false;  // removed or retracted meanwhile: what others were told of it does not hold any more
 };
 
 class Reservations {
@@ -29,6 +30,10 @@ class Reservations {
   // Nothing if it is unknown or another session's.
   std::optional<Reservation> take(Session session, PutId put);
   const Reservation* find(Session session, PutId put) const;
+  // Marks those of one object.
+  void contest(const ObjectId& id);
+  // Whether it had been marked; it is not any more. False if it is unknown.
+  bool take_contest(PutId put);
   // Marks those whose lease ended; hands on the slots that they had.
   std::vector<std::uint32_t> end_leases(Clock::time_point now);
 
