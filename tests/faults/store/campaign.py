@@ -7,8 +7,10 @@ import time
 from pathlib import Path
 
 from tests.faults.store.history import Promise, check
-from tests.faults.store.processes import CALL_S, Failure, Pool
+from tests.faults.store.processes import CALL_S, PATIENCE_S, ClientProcess, Failure, Pool
 from tests.faults.store.scenarios import SCENARIOS, Round, Scenario
+
+from kvferry.testing.waiting import wait_until
 
 SIZES = (0, 1, 100, 4095, 4096, 20_000, 65_536, 200_001)
 RACED_SIZES = (16, 5_000, 100_000)
@@ -57,8 +59,13 @@ class Campaign:
         scenario.strike(now)
         for client in clients:
             client.hear()
+        keys = [*durable, *some, *others]
+        if now.cut_off:
+            pool.complete()
+            wait_until(lambda: agree(clients, keys), PATIENCE_S, "all clients see the same")
+            now.healed_at = time.monotonic()
         for client in clients:
-            client.ask("each", "get", [*durable, *some, *others])
+            client.ask("each", "get", keys)
         pool.check_alive()
         self._judge(now, [op for client in clients for op in client.news()])
         pool.no_pins()
@@ -78,7 +85,9 @@ class Campaign:
     def _judge(self, now: Round, ops: list) -> None:
         ops += now.more_ops
         self.calls += len(ops)
-        promise = Promise(frozenset(now.durable), CALL_S, now.one_content, now.may_fail)
+        promise = Promise(
+            frozenset(now.durable), CALL_S, now.one_content, now.may_fail, now.cut_off, now.healed_at
+        )  # fmt: skip
         problems = check(ops, promise)
         if problems:
             told = "\n  ".join(problems[:_MOST_TOLD])
@@ -89,6 +98,12 @@ class Campaign:
 
     def __exit__(self, *_error: object) -> None:
         self._pool.close()
+
+
+def agree(clients: list[ClientProcess], keys: list[str]) -> bool:
+    """Whether all of them find the same; may take a while after nodes were cut off."""
+    answers = [client.ask("each", "get", keys) for client in clients]
+    return all(answer == answers[0] for answer in answers)
 
 
 def run(directory: Path, *, rounds: int, seed: int, only: int | None = None, **how: float) -> None:

@@ -70,7 +70,13 @@ class Promise:
     one_content: bool = (
         True  # no key changes its content unless it is removed: not while nodes cannot ask each other
     )
-    may_fail: frozenset[str] = frozenset()  # clients whose calls may end in errors: their node was killed
+    may_fail: frozenset[str] = (
+        frozenset()
+    )  # clients whose calls may end in errors: their node was killed or stopped
+    # Clients whose node was cut off, and when it had heard again what it missed: what others had removed before may
+    # still be found there.
+    cut_off: frozenset[str] = frozenset()
+    healed_at: float = -math.inf
 
 
 def check(ops: Iterable[Op], promise: Promise) -> list[str]:
@@ -112,7 +118,8 @@ def _check_key(key: str, ops: list[Op], promise: Promise) -> list[str]:
         if not writers:
             problems.append(f"nobody had written that: {op}")
         last_removed = max((gone.begin for gone in removes if gone.end < op.begin), default=-math.inf)
-        if writers and all(put.lasts_until() < last_removed for put in writers):
+        excused = op.client in promise.cut_off and op.begin < promise.healed_at
+        if writers and not excused and all(put.lasts_until() < last_removed for put in writers):
             lately = "".join(f"\n      {one}" for one in ops[max(0, ops.index(op) - 8) : ops.index(op)])
             problems.append(f"it came back after it was removed: {op}, after{lately}")
     if promise.one_content:

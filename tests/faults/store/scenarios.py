@@ -25,6 +25,8 @@ class Round:
     durable: list[str]
     may_fail: frozenset[str] = frozenset()
     one_content: bool = True
+    cut_off: frozenset[str] = frozenset()
+    healed_at: float = 0.0
     more_ops: list[Op] = field(default_factory=list)
 
     def nap(self, longest_s: float) -> None:
@@ -67,6 +69,7 @@ def copies_of_durable(now: Round) -> int:
 def stop_node(now: Round) -> None:
     """A node stands still for a while."""
     victim = now.victim()
+    now.cut_off = now.pool.clients_of(victim)
     now.one_content = False
     victim.pause()
     time.sleep(now.pause_s)
