@@ -53,6 +53,21 @@ TEST(LocalStore, MakesObjectsVisibleAtCommit) {
   EXPECT_EQ(node->stats().dram_used, 8192u);
 }
 
+TEST(LocalStore, TellsPutsThatTheirObjectWasRemoved) {
+  StoreOnMemory node(of_size(kMiB));
+  const NewObject object = StoreOnMemory::object(1, 100);
+  for (const bool contested : {false, true}) {
+    const auto reserved = node->reserve(1, object, soon());
+    ASSERT_TRUE(reserved.ok());
+    EXPECT_FALSE(contested ? node->contest(object.id) : node->remove(object.id));
+    EXPECT_EQ(node->commit(1, reserved->put, digest_for(object.id)).status().code(), Code::kStale);
+    EXPECT_FALSE(node.has(1));
+    EXPECT_TRUE(*node->commit(1, reserved->put, digest_for(object.id)));
+    EXPECT_TRUE(node->contest(object.id));
+    EXPECT_TRUE(node->remove(object.id));
+  }
+}
+
 TEST(LocalStore, SaysWhatIsThereAlready) {
   StoreOnMemory node(of_size(kMiB));
   const NewObject object = StoreOnMemory::object(1, 100);

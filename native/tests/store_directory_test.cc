@@ -58,6 +58,18 @@ TEST(Directory, RemembersWhatWasRemoved) {
   EXPECT_EQ(directory.announce(object(2), 4).added, Added::kTaken);
 }
 
+TEST(Directory, KeepsWhoAnnouncedWhileItWasDoubted) {
+  Directory directory = make();
+  directory.announce(object(1), 3);
+  const auto before = directory.find(id_of(1));
+  ASSERT_TRUE(before);
+  directory.announce(object(1), 3);
+  directory.retract_if_unchanged(id_of(1), 3, before->told);
+  EXPECT_TRUE(directory.contains(id_of(1)));
+  directory.retract_if_unchanged(id_of(1), 3, directory.find(id_of(1))->told);
+  EXPECT_FALSE(directory.contains(id_of(1)));
+}
+
 TEST(Directory, RemembersABoundedNumberOfRemovals) {
   Directory directory = make();
   const Clock::time_point now = Clock::now();

@@ -4,6 +4,7 @@
 
 #include <atomic>
 #include <random>
+#include <thread>
 
 #include "store_cluster.h"
 
@@ -77,6 +78,67 @@ TEST(StoreNode, EachItemOfABatchHasItsOwnStatus) {
   for (std::size_t i = 0; i < expected.size(); ++i) EXPECT_EQ((*answer)->results[i].status.code(), expected[i]) << i;
   EXPECT_NE((*answer)->results[4].created, (*answer)->results[5].created);
   EXPECT_EQ(client.text("twice"), twice);
+}
+
+// One node stood still: the others had forgotten it, and it does not know.
+TEST(StoreNode, AMemberThatWasForgottenTellsAllOnceMore) {
+  TestCluster cluster(3);
+  ASSERT_TRUE(cluster.settle());
+  TestClient client = cluster.client();
+  for (int i = 0; i < 30; ++i) ASSERT_TRUE(client.put(cluster.member(0), key_of(i), value_of(i)).status.ok());
+  for (const std::size_t other : {1u, 2u}) {
+    cluster.node(other).set_members(100, {cluster.member(1), cluster.member(2)});
+    EXPECT_EQ(cluster.node(other).stats().directory_entries, 0u);
+    cluster.node(other).set_members(101, cluster.living());
+  }
+  EXPECT_TRUE(soon([&] {
+    return cluster.node(1).stats().directory_entries + cluster.node(2).stats().directory_entries > 10 &&
+           cluster.settle();
+  }));
+  for (int i = 0; i < 30; ++i) EXPECT_TRUE(client.remove(key_of(i)).ok());
+  for (int i = 0; i < 30; ++i) EXPECT_EQ(cluster.holders(key_of(i)), 0u) << i;
+}
+
+// The owner of a key stood still while it was removed; it held a copy itself.
+TEST(StoreNode, WhatWasRemovedWhileItsOwnerWasAwayStaysRemoved) {
+  TestCluster cluster(2);
+  ASSERT_TRUE(cluster.settle());
+  TestClient client = cluster.client();
+  for (int i = 0; i < 40; ++i) ASSERT_TRUE(client.put(cluster.member(0), key_of(i), value_of(i)).status.ok());
+  cluster.node(1).set_members(100, {cluster.member(1)});
+  TestClient other;
+  other.know({cluster.member(1)});
+  for (int i = 0; i < 40; ++i) EXPECT_TRUE(other.remove(key_of(i)).ok());
+  cluster.node(1).set_members(101, cluster.living());
+  EXPECT_TRUE(soon([&] {
+    for (int i = 0; i < 40; ++i) {
+      if (cluster.holders(key_of(i)) != 0) return false;
+    }
+    return true;
+  }));
+}
+
+// Field case 4.8 among nodes, with removals in between: whatever is told must be what is held.
+TEST(StoreNode, RacesLeaveNoCopyThatNobodyKnows) {
+  TestCluster cluster(3);
+  ASSERT_TRUE(cluster.settle());
+  std::vector<std::thread> threads;
+  for (std::size_t who = 0; who < 3; ++who) {
+    threads.emplace_back([&, who] {
+      TestClient client = cluster.client();
+      for (int i = 0; i < 600; ++i) {
+        const std::string key = key_of(i / 6 % 5);
+        (void)client.put(cluster.member(who), key, value_of(static_cast<int>(i % 2 == 0 ? who : 0)));
+        if (i % 3 == 2) (void)client.remove(key);
+      }
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  TestClient client = cluster.client();
+  for (int i = 0; i < 5; ++i) {
+    EXPECT_TRUE(client.remove(key_of(i)).ok());
+    EXPECT_EQ(cluster.holders(key_of(i)), 0u) << i;
+  }
 }
 
 TEST(StoreNode, EveryClientFindsWhatAnyNodeHolds) {

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <iterator>
+#include <span>
 
 #include "base/log.h"
 
@@ -122,8 +123,19 @@ void Announcer::say_settled(const std::shared_ptr<MemberLink>& link, std::uint64
   (void)send(link, settled);
 }
 
+// What was removed while its owner was away, and this node acted as such: the owner may hold it still.
+void Announcer::hand_over_removals(const ClusterView& view, const std::shared_ptr<MemberLink>& link) {
+  const auto ids = core_.directory.removed([&](const ObjectId& id) { return view.owner(id) == link; });
+  for (std::size_t first = 0; first < ids.size(); first += kMaxIds) {
+    const auto part = std::span(ids).subspan(first, std::min(kMaxIds, ids.size() - first));
+    if (!core_.cluster->call(link, Drop{{part.begin(), part.end()}}, deadline_in(kPatience)).ok()) return;
+    core_.directory.forget_removed(part);
+  }
+}
+
 void Announcer::announce_to(const std::shared_ptr<MemberLink>& link) {
   const auto view = core_.cluster->view();
+  hand_over_removals(*view, link);
   Batches batches;
   announce_held(
       *view, [&](const ObjectId& id) { return view->owner(id) == link ? link : nullptr; }, batches);

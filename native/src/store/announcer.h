@@ -48,6 +48,7 @@ class Announcer {
   void add(Batches& batches, const std::shared_ptr<MemberLink>& owner, const ObjectId& id, const Held& held);
   bool send(const std::shared_ptr<MemberLink>& link, const Announce& announce);
   void flush(Batches& batches);
+  void hand_over_removals(const ClusterView& view, const std::shared_ptr<MemberLink>& link);
   void say_settled(const std::shared_ptr<MemberLink>& link, std::uint64_t fingerprint);
 
   NodeCore& core_;

@@ -185,6 +185,25 @@ std::uint64_t Directory::memory_bytes() const {
   return sum;
 }
 
+std::vector<ObjectId> Directory::removed(const std::function<bool(const ObjectId&)>& kind) const {
+  std::vector<ObjectId> out;
+  for (const Shard& part : shards_) {
+    const std::lock_guard lock(part.mutex);
+    for (const auto& [id, when] : part.removed) {
+      if (kind(id)) out.push_back(id);
+    }
+  }
+  return out;
+}
+
+void Directory::forget_removed(std::span<const ObjectId> ids) {
+  for (const ObjectId& id : ids) {
+    Shard& part = shard(id);
+    const std::lock_guard lock(part.mutex);
+    part.removed.erase(id);
+  }
+}
+
 void Directory::expire_tombstones(Clock::time_point now) {
   for (Shard& part : shards_) {
     const std::lock_guard lock(part.mutex);

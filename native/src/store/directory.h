@@ -8,6 +8,7 @@
 #include <functional>
 #include <mutex>
 #include <optional>
+#include <span>
 #include <unordered_map>
 #include <vector>
 
@@ -67,6 +68,9 @@ class Directory {
   std::uint64_t entries() const;
   std::uint64_t memory_bytes() const;
   void expire_tombstones(Clock::time_point now);
+  // Which of what was removed lately is of this kind; and forgets that, when its owner has heard of it.
+  std::vector<ObjectId> removed(const std::function<bool(const ObjectId&)>& kind) const;
+  void forget_removed(std::span<const ObjectId> ids);
 
  private:
   static constexpr std::size_t kShards = 64;

@@ -6,6 +6,7 @@ namespace kvferry::store {
 namespace {
 
 constexpr std::uint64_t kInlineBudget = 768u << 10;  // of values in one answer
+constexpr std::size_t kMostForgotten = 1024;         // members that left and may come back
 
 enum Pools : std::size_t { kLocal = 0, kFetch = 1, kWork = 2, kLong = 3 };
 
@@ -168,13 +169,28 @@ Result<std::optional<Bytes>> Service::lookup(const Asker& asker, const MessageHe
   return std::optional<Bytes>(encode_answer<Lookup>(header.request_id, *std::move(answer)));
 }
 
+// What it holds was forgotten when it left, and it may not know that it ever did: the news of the members makes it
+// tell.
+void Service::ask_for_all(const NodeId& member) {
+  const auto view = core_.cluster->view();
+  for (const std::uint64_t peer : core_.sessions->made_by(member)) {
+    (void)core_.rpc->post(peer, MemberList{view->number, view->members}, deadline_in(core_.cluster->patience()));
+  }
+}
+
 bool Service::set_members(std::uint64_t number, std::vector<Member> members) {
+  const std::lock_guard one_at_a_time(members_mutex_);
   auto before = core_.cluster->view();
   if (!core_.cluster->set_members(number, std::move(members))) return false;
   const auto now = core_.cluster->view();
   for (const auto& link : before->links) {
     if (link->is_self || now->find(link->member.node_id)) continue;
     if (const auto index = core_.names.known(link->member.node_id)) core_.directory.drop_holder(*index);
+    if (forgotten_.size() >= kMostForgotten) forgotten_.erase(forgotten_.begin());
+    forgotten_.insert(link->member.node_id);
+  }
+  for (const auto& link : now->links) {
+    if (forgotten_.erase(link->member.node_id) > 0) ask_for_all(link->member.node_id);
   }
   announcer_.view_changed(std::move(before));
   caretaker_.wake();

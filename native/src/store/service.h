@@ -3,7 +3,9 @@
 #pragma once
 
 #include <memory>
+#include <mutex>
 #include <optional>
+#include <set>
 
 #include "store/caretaker.h"
 #include "store/puts.h"
@@ -82,6 +84,8 @@ class Service final : public Handler {
                               const std::map<NodeId, std::vector<std::size_t>>& by_holder);
   void make_hot(const ObjectId& id, const NodeId& reader);
 
+  void ask_for_all(const NodeId& member);
+
   NodeCore& core_;
   Finder finder_;
   Announcer announcer_;
@@ -91,6 +95,8 @@ class Service final : public Handler {
   Puts puts_;
   Reads reads_;
   Caretaker caretaker_;
+  std::mutex members_mutex_;
+  std::set<NodeId> forgotten_;  // members that left; guarded by members_mutex_
 };
 
 }  // namespace kvferry::store

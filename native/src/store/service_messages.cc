@@ -74,8 +74,13 @@ Service::Answered<Detach> Service::on(const Asker& asker, const Detach&, Wait) {
   return Result<None>(None{});
 }
 
-Service::Answered<MemberList> Service::on(const Asker&, const MemberList&, Wait) {
-  return Result<None>(None{});  // nodes learn the members from their own source
+// Nodes learn the members from their own source. That one tells us means that we are new to it, or were away.
+Service::Answered<MemberList> Service::on(const Asker& asker, const MemberList&, Wait) {
+  if (asker.session && asker.session->who == Attach::Who::kNode) {
+    const auto link = core_.cluster->view()->find(asker.session->home);
+    if (link && link->is_up()) announcer_.member_up(link);
+  }
+  return Result<None>(None{});
 }
 
 Service::Answered<Members> Service::on(const Asker&, const Members&, Wait) {

@@ -108,6 +108,15 @@ std::vector<std::uint64_t> Sessions::clients() const {
   return out;
 }
 
+std::vector<std::uint64_t> Sessions::made_by(const NodeId& member) const {
+  std::vector<std::uint64_t> out;
+  const std::lock_guard lock(mutex_);
+  for (const auto& [peer, session] : peers_) {
+    if (session.who == Attach::Who::kNode && !session.by_us && session.home == member) out.push_back(peer);
+  }
+  return out;
+}
+
 std::uint64_t Sessions::count() const { return clients().size(); }
 
 }  // namespace kvferry::store

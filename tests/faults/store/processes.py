@@ -106,8 +106,8 @@ class Pool:
 
     def start_node(self) -> NodeChild:
         """One more node."""
-        host = {"KVFERRY_CLUSTER_HOST": f"host-{next(self._numbers)}"}
-        node = NodeChild(self.directory, "--dram", self._dram, "--drain", "20", environ=host)
+        environ = {"KVFERRY_CLUSTER_HOST": f"host-{next(self._numbers)}", "KVFERRY_CLUSTER_LEASE_S": "1.5"}
+        node = NodeChild(self.directory, "--dram", self._dram, "--drain", "20", environ=environ)
         self.nodes.append(node)
         self._all.append(node)
         return node
