@@ -2,8 +2,8 @@
 
     python -m tests.faults.store.client STORE_CONFIG_JSON HISTORY_FILE
 
-Everything it asks of the store goes into the history: a row when it begins (the process may be killed in the middle)
-and one when it ends. Times are those of CLOCK_MONOTONIC, the same for all processes of the machine.
+Everything it asks of the store goes into the history: a row when it begins (the process may be killed in the
+middle) and one when it ends. Times are those of CLOCK_MONOTONIC, the same for all processes of the machine.
 """
 
 from __future__ import annotations
@@ -111,8 +111,14 @@ class Client:
             return self._end(error.code)
 
     def run(
-        self, durable: list[str], volatile: list[str], raced: list[str], writes: bool, seconds: float, seed: str
-    ) -> None:  # fmt: skip
+        self,
+        durable: list[str],
+        volatile: list[str],
+        raced: list[str],
+        writes: bool,
+        seconds: float,
+        seed: str,
+    ) -> None:
         """Mixed traffic for some seconds."""
         rng = random.Random(seed)
         until = time.monotonic() + seconds

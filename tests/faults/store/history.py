@@ -1,11 +1,12 @@
 """What the clients of a round asked and heard, checked against a model of the store.
 
-The model knows nothing of nodes: keys are written once, a cache may forget, and nothing else may happen. Durable keys
-are those that the faults of the round must not take: they stay readable all the time.
+The model knows nothing of nodes: keys are written once, a cache may forget, nothing else may happen. Durable
+keys are those that the faults of the round must not take: they stay readable all the time.
 """
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 from collections import defaultdict
@@ -67,14 +68,11 @@ class Promise:
 
     durable: frozenset[str]  # must be found by every read
     timeout_s: float
-    one_content: bool = (
-        True  # no key changes its content unless it is removed: not while nodes cannot ask each other
-    )
-    may_fail: frozenset[str] = (
-        frozenset()
-    )  # clients whose calls may end in errors: their node was killed or stopped
-    # Clients whose node was cut off, and when it had heard again what it missed: what others had removed before may
-    # still be found there.
+    # No key changes its content unless it is removed: not while nodes cannot ask each other.
+    one_content: bool = True
+    may_fail: frozenset[str] = frozenset()  # clients whose calls may end in errors: their node was hit
+    # Clients whose node was cut off, and when it had heard again what it missed: what others had removed
+    # before may still be found there.
     cut_off: frozenset[str] = frozenset()
     healed_at: float = -math.inf
 
@@ -130,7 +128,7 @@ def _check_key(key: str, ops: list[Op], promise: Promise) -> list[str]:
 def _check_one_content(puts: list[Op], seen: list[Op]) -> list[str]:
     """Another content than one seen before must have been put after that one was seen."""
     problems = []
-    for before, after in zip(seen, seen[1:], strict=False):
+    for before, after in itertools.pairwise(seen):
         if before.outcome == after.outcome or after.begin < before.end:
             continue
         writers = [put for put in puts if put.variant == after.outcome]

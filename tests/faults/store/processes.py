@@ -40,10 +40,11 @@ class ClientProcess:
             "store": {"node": node.advert.endpoint, **_STORE},
             "cluster": {"directory": node.cluster.directory},
         }
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "tests.faults.store.client", json.dumps(config), str(history)],
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=history.with_suffix(".err").open("wb"),
-        )  # fmt: skip
+        command = [sys.executable, "-m", "tests.faults.store.client", json.dumps(config), str(history)]
+        with history.with_suffix(".err").open("wb") as errors:
+            self.process = subprocess.Popen(
+                command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors
+            )
         if self.hear() != "ready":
             raise Failure(f"client {self.name} did not start")
 

@@ -1,4 +1,4 @@
-"""What the campaign stores: every byte follows from the key and a variant, so that whoever reads can check it.
+"""What the campaign stores: every byte follows from the key and a variant, so that readers can check it.
 
 A key ends in its size: "r3/durable/7/65536".
 """
