@@ -161,8 +161,13 @@ class StoreClient final : public Store {
     for (int attempt = 0; attempt < kViewTries; ++attempt) {  // what was brought may be gone again
       auto pin = home->reader()->pin(id);
       KVF_RETURN_IF_ERROR(pin.status());
+      if (!pin->has_value() && home->reader()->find(id)) {
+        pin = pin_from_ssd(*home, id, deadline);
+        KVF_RETURN_IF_ERROR(pin.status());
+      } else if (!pin->has_value()) {
+        KVF_RETURN_IF_ERROR(bring(*home, id, deadline));
+      }
       if (pin->has_value()) return make_view(home, **pin, options.verify.value_or(core_.options.verify));
-      KVF_RETURN_IF_ERROR(bring(*home, id, deadline));
     }
     return {Code::kResourceExhausted, "the object was displaced again before it could be pinned: memory is too full"};
   }
@@ -303,6 +308,22 @@ class StoreClient final : public Store {
     KVF_ASSIGN_OR_RETURN(auto answer, core_.rpc->call(home.connection()->handle(), request, deadline));
     if (answer->results.size() != 1) return {Code::kProtocolError, "one answer was expected"};
     return answer->results[0];
+  }
+
+  // Has the node pin what it has on SSD, which brings it into memory, until we have pinned it there. nullopt: gone.
+  Result<std::optional<LocalPin>> pin_from_ssd(const Home& home, const ObjectId& id, Deadline deadline) {
+    Pin request;
+    request.ids = {id};
+    KVF_ASSIGN_OR_RETURN(auto answer, core_.rpc->call(home.connection()->handle(), request, deadline));
+    if (answer->results.size() != 1) return {Code::kProtocolError, "one answer was expected"};
+    const Pin::Done& done = answer->results[0];
+    if (done.status.code() == Code::kNotFound) return std::optional<LocalPin>();
+    KVF_RETURN_IF_ERROR(done.status);
+    auto pin = home.reader()->pin(id);
+    Unpin release;
+    release.pins = {done.pin};
+    (void)core_.rpc->post(home.connection()->handle(), release, Clock::now() + core_.links->patience());
+    return pin;
   }
 
   Result<View> make_view(const std::shared_ptr<Home>& home, const LocalPin& pin, bool verify) const {
