@@ -34,6 +34,7 @@ def generate() -> str:
     text = text.replace("BLOCKING: tuple =", "BLOCKING: tuple[str, ...] =").replace(
         "__all__: list =", "__all__: list[str] ="
     )
+    text = re.sub(r"collections\.abc\.Sequence(?!\[)", "collections.abc.Sequence[typing.Any]", text)
     text = re.sub(r"^(__version__: str) = .*$", r"\1", text, flags=re.MULTILINE)
     return _formatted(_HEADER + text)
 

@@ -797,7 +797,7 @@ class BufferRuns:
     Where the bytes of plain buffers lie; holds the buffers.
     """
     @staticmethod
-    def find(values: collections.abc.Sequence, writable: bool) -> BufferRuns | None:
+    def find(values: collections.abc.Sequence[typing.Any], writable: bool) -> BufferRuns | None:
         """
         None if a value is not a plain buffer or a list or tuple of such.
         """

@@ -88,7 +88,7 @@ def ask(config: Config, base: str, path: str) -> dict[str, Any]:
         raise UnavailableError(f"{base}{path} answered {error.code} {error.reason}{hint}") from error
     except (OSError, ValueError) as error:
         raise UnavailableError(f"{base}{path} does not answer: {error}") from error
-    if not isinstance(document, dict):
+    if not isinstance(document, dict) or (path == "/status" and "stats" not in document):
         raise UnavailableError(f"{base}{path} is no node's HTTP interface")
     return document
 
