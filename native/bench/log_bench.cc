@@ -1,8 +1,8 @@
 // The store's log beside plain direct requests of the same size to a file of the same directory: appends in batches,
 // reads in batches and one by one, each in turn in every round. Median GB/s of the rounds; "ratio" is log to plain.
 //   log_bench DIRECTORY [ROUNDS [MIB_PER_ROUND]]      default 7 128
-// The plain requests are made by the same queue (io_uring where possible), as many at once as the log has, on a file that
-// was written before.
+// The plain requests are made by the same queue (io_uring where possible), as many at once as the log has, on a file
+// that was written before.
 #include <fcntl.h>
 #include <sys/resource.h>
 

@@ -214,9 +214,9 @@ class Peer {
   virtual PeerStats stats() const = 0;
   virtual std::string transport_note()
       const = 0;  // why the transport in use was chosen, e.g. why shm was not possible; and TLS
-  // A region that a peer of this host allocated, mapped into this process: writable if its access lets peers write, else
-  // a write to it faults. Valid as long as this object lives. kUnsupported (another host; not allocated by the engine),
-  // kNotFound, kStale, kDeadlineExceeded.
+  // A region that a peer of this host allocated, mapped into this process: writable if its access lets peers write,
+  // else a write to it faults. Valid as long as this object lives. kUnsupported (another host; not allocated by the
+  // engine), kNotFound, kStale, kDeadlineExceeded.
   virtual Result<std::span<std::byte>> map(RegionKey key, milliseconds timeout) = 0;
   virtual void close() = 0;
 };

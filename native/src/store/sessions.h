@@ -40,7 +40,7 @@ class Sessions {
   std::optional<SessionInfo> lost(std::uint64_t peer);    // its connection ended
   std::vector<std::uint64_t> clients() const;             // their connections
   std::vector<std::uint64_t> made_by(const NodeId& member) const;
-  std::uint64_t count() const;                            // of clients
+  std::uint64_t count() const;  // of clients
 
  private:
   std::optional<SessionInfo> take(std::uint64_t peer);
