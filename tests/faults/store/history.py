@@ -112,17 +112,29 @@ def _check_key(key: str, ops: list[Op], promise: Promise) -> list[str]:
     removes = [op for op in ops if op.op == "remove" and op.outcome == "ok"]
     seen = [op for op in ops if op.op == "get" and isinstance(op.outcome, int)]
     for op in seen:
-        writers = [put for put in puts if put.variant == op.outcome and put.begin < op.end]
-        if not writers:
-            problems.append(f"nobody had written that: {op}")
-        last_removed = max((gone.begin for gone in removes if gone.end < op.begin), default=-math.inf)
-        excused = op.client in promise.cut_off and op.begin < promise.healed_at
-        if writers and not excused and all(put.lasts_until() < last_removed for put in writers):
+        wrong = _wrong_read(op, puts, removes, promise)
+        if wrong:
             lately = "".join(f"\n      {one}" for one in ops[max(0, ops.index(op) - 8) : ops.index(op)])
-            problems.append(f"it came back after it was removed: {op}, after{lately}")
+            problems.append(f"{wrong}, {key}: {op}, after{lately}")
     if promise.one_content:
         problems += _check_one_content(puts, seen)
     return problems
+
+
+def _wrong_read(op: Op, puts: list[Op], removes: list[Op], promise: Promise) -> str:
+    writers = [put for put in puts if put.variant == op.outcome and put.begin < op.end]
+    if not writers:
+        return "nobody had written that"
+    excused = op.client in promise.cut_off and op.begin < promise.healed_at
+    if not excused and _was_removed(op, writers, removes):
+        return "it came back after it was removed"
+    return ""
+
+
+def _was_removed(seen: Op, writers: list[Op], removes: list[Op]) -> bool:
+    """Whether every put of what was seen had ended before the last removal began that ended before."""
+    last = max((gone.begin for gone in removes if gone.end < seen.begin), default=-math.inf)
+    return all(put.lasts_until() < last for put in writers)
 
 
 def _check_one_content(puts: list[Op], seen: list[Op]) -> list[str]:
