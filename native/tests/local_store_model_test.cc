@@ -115,7 +115,7 @@ class Campaign {
     puts_.erase(at);
     ASSERT_TRUE(node_.intact(put.object.id, put.places, put.version)) << "somebody wrote to reserved memory";
     if (!commit) return node_->abort(put.session, id);
-    const auto created = node_->commit(put.session, id, digest_for(put.object.id, put.version));
+    const auto created = node_.commit(put.session, id, digest_for(put.object.id, put.version));
     if (created.ok() && *created) {
       current_[put.number] = put.version;
       sizes_[put.number] = put.object.bytes;

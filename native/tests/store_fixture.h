@@ -130,7 +130,14 @@ class StoreOnMemory {
     if (!reserved.ok()) return reserved.status();
     if (reserved->existing) return {};
     fill(nullptr, arenas(), object.id, version, reserved->places);
-    return store_->commit(session, reserved->put, digest_for(object.id, version)).status();
+    return commit(session, reserved->put, digest_for(object.id, version)).status();
+  }
+  // As whoever tells the directory: one that was removed meanwhile is committed again.
+  Result<bool> commit(Session session, PutId put, const ContentDigest& digest) const {
+    for (;;) {
+      auto made = store_->commit(session, put, digest);
+      if (made.status().code() != Code::kStale) return made;
+    }
   }
   Status put(std::uint64_t number, std::uint64_t bytes) const { return put(object(number, bytes)); }
   bool has(std::uint64_t number) const { return store_->find(id_of(number)).has_value(); }
