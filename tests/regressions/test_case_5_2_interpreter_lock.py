@@ -18,6 +18,7 @@ from kvferry.transfer import Engine
 # Bindings that look something up, set a flag or copy a little: none waits for a lock that is held during I/O.
 NEVER_BLOCK = {
     "BlockList.__init__",
+    "BufferRuns.find",
     "ChainIndex.__init__", "KeyChain.__init__", "KeySpace.__init__",
     "Endpoint.__init__", "Endpoint.with_port",
     "Engine.counters", "Engine.file_note", "Engine.peer", "Engine.peers", "Engine.self",
