@@ -15,6 +15,8 @@ from test_wheel import ALLOWED_LIBRARIES
 
 from kvferry.config import TransferOptions
 
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1100)]  # the first one builds the wheel
+
 EXAMPLES = ROOT / "examples"
 SAID = re.compile(r"16 blocks, 1048576 bytes.*all right")
 
