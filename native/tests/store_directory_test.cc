@@ -58,6 +58,20 @@ TEST(Directory, RemembersWhatWasRemoved) {
   EXPECT_EQ(directory.announce(object(2), 4).added, Added::kTaken);
 }
 
+TEST(Directory, ListsWhatWasRemovedUntilItsOwnerHasHeard) {
+  Directory directory = make();
+  const Clock::time_point now = Clock::now();
+  for (std::uint64_t number = 1; number < 5; ++number) directory.remove(id_of(number), now);
+  directory.announce(object(2, 1, true), 4);  // put again: what its owner has of before is out of date all the same
+  const auto even = [](const ObjectId& id) { return id == id_of(2) || id == id_of(4); };
+  EXPECT_EQ(directory.removed(even).size(), 2u);
+  directory.forget_removed(directory.removed(even));
+  EXPECT_TRUE(directory.removed(even).empty());
+  EXPECT_TRUE(directory.contains(id_of(2)));
+  EXPECT_EQ(directory.announce(object(4), 4).added, Added::kTaken);
+  EXPECT_EQ(directory.announce(object(3), 4).added, Added::kRemoved);
+}
+
 TEST(Directory, KeepsWhoAnnouncedWhileItWasDoubted) {
   Directory directory = make();
   directory.announce(object(1), 3);

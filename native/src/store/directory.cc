@@ -1,6 +1,7 @@
 #include "store/directory.h"
 
 #include <algorithm>
+#include <set>
 
 namespace kvferry::store {
 namespace {
@@ -189,7 +190,7 @@ std::vector<ObjectId> Directory::removed(const std::function<bool(const ObjectId
   std::vector<ObjectId> out;
   for (const Shard& part : shards_) {
     const std::lock_guard lock(part.mutex);
-    for (const auto& [id, when] : part.removed) {
+    for (const auto& [when, id] : part.removals) {
       if (kind(id)) out.push_back(id);
     }
   }
@@ -197,10 +198,11 @@ std::vector<ObjectId> Directory::removed(const std::function<bool(const ObjectId
 }
 
 void Directory::forget_removed(std::span<const ObjectId> ids) {
-  for (const ObjectId& id : ids) {
-    Shard& part = shard(id);
+  const std::set<ObjectId> gone(ids.begin(), ids.end());
+  for (Shard& part : shards_) {
     const std::lock_guard lock(part.mutex);
-    part.removed.erase(id);
+    std::erase_if(part.removals, [&](const auto& one) { return gone.contains(one.second); });
+    std::erase_if(part.removed, [&](const auto& one) { return gone.contains(one.first); });
   }
 }
 

@@ -68,7 +68,8 @@ class Directory {
   std::uint64_t entries() const;
   std::uint64_t memory_bytes() const;
   void expire_tombstones(Clock::time_point now);
-  // Which of what was removed lately is of this kind; and forgets that, when its owner has heard of it.
+  // Which of what was removed lately is of this kind, be it put again or not; and forgets that, when its owner has
+  // heard of it.
   std::vector<ObjectId> removed(const std::function<bool(const ObjectId&)>& kind) const;
   void forget_removed(std::span<const ObjectId> ids);
 

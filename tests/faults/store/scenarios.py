@@ -142,10 +142,10 @@ class Scenario:
 SCENARIOS = (
     Scenario(kill_node, short=True),
     Scenario(kill_writers, short=True),
-    Scenario(stop_node, short=True),
     Scenario(kill_two, only_durable=True, short=True),
     Scenario(join_and_leave),
     Scenario(kill_readers),
     Scenario(fill_pools, short=True),
     Scenario(restart_node),
+    Scenario(stop_node, short=True),
 )

@@ -22,8 +22,9 @@ def op(
 
 @pytest.mark.slow
 def test_a_pool_survives_what_strikes_it(tmp_path: Path, extent) -> None:
+    """In short, a node that stood still comes last: what it holds too much is left to the long form."""
     scenarios = SCENARIOS if extent.long else [one for one in SCENARIOS if one.short]
-    with Campaign(tmp_path, seed=11, nodes=3, traffic_s=1.0, pause_s=1.5) as campaign:
+    with Campaign(tmp_path, seed=11, nodes=3, traffic_s=1.0, pause_s=1.5, strict=extent.long) as campaign:
         for number in range(extent.times(len(scenarios), 200)):
             campaign.run_round(number, scenarios[number % len(scenarios)])
         assert campaign.calls > 1000
