@@ -213,6 +213,7 @@ void Cluster::run() {
     const Clock::time_point now = Clock::now();
     // If it was this process that stood still, the others get their time to answer.
     const bool overslept = now - last_look_ >= options_.suspect_after;
+    if (overslept) forgive_until_ = now + options_.suspect_after;
     last_look_ = now;
     Clock::time_point next = now + options_.suspect_after / 4;
     for (const auto& link : view->links) {
@@ -234,7 +235,9 @@ Clock::time_point Cluster::look_after(const std::shared_ptr<MemberLink>& link, C
   }
   link->ping.reset();
   if (link->connecting) return now + kFirstBackoff;
-  if (link->heard_at != Clock::time_point{} && !link->reported) {
+  // They may have cut off this process because it stood still; it connects anew, and they may fail to answer that.
+  const bool forgiven = now < forgive_until_;
+  if (link->heard_at != Clock::time_point{} && !link->reported && !forgiven) {
     report(link, {Code::kPeerLost, "its connection broke"});
   }
   if (now >= link->try_again_at) start_connecting(link);

@@ -153,6 +153,7 @@ class Cluster {
   const Options options_;
   const Callbacks callbacks_;
   Clock::time_point last_look_ = Clock::now();  // by the cluster's thread only
+  Clock::time_point forgive_until_{};           // whose connection broke is no suspect yet: this process stood still
 
   mutable std::mutex mutex_;
   std::condition_variable wake_;
