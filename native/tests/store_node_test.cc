@@ -118,26 +118,26 @@ TEST(StoreNode, WhatWasRemovedWhileItsOwnerWasAwayStaysRemoved) {
   }));
 }
 
-// Field case 4.8 among nodes, with removals in between: whatever is told must be what is held.
+// Field case 4.8 among nodes: whatever is told must be what is held, so that a removal finds every copy.
 TEST(StoreNode, RacesLeaveNoCopyThatNobodyKnows) {
   TestCluster cluster(3);
   ASSERT_TRUE(cluster.settle());
-  std::vector<std::thread> threads;
-  for (std::size_t who = 0; who < 3; ++who) {
-    threads.emplace_back([&, who] {
-      TestClient client = cluster.client();
-      for (int i = 0; i < 600; ++i) {
-        const std::string key = key_of(i / 6 % 5);
-        (void)client.put(cluster.member(who), key, value_of(static_cast<int>(i % 2 == 0 ? who : 0)));
-        if (i % 3 == 2) (void)client.remove(key);
-      }
-    });
-  }
-  for (std::thread& thread : threads) thread.join();
   TestClient client = cluster.client();
-  for (int i = 0; i < 5; ++i) {
-    EXPECT_TRUE(client.remove(key_of(i)).ok());
-    EXPECT_EQ(cluster.holders(key_of(i)), 0u) << i;
+  for (int round = 0; round < 20; ++round) {
+    std::vector<std::thread> threads;
+    for (std::size_t who = 0; who < 3; ++who) {
+      threads.emplace_back([&, who] {
+        TestClient writer = cluster.client();
+        for (int i = 0; i < 20; ++i) {
+          (void)writer.put(cluster.member(who), key_of(i % 5), value_of(static_cast<int>(i % 2 == 0 ? who : 0)));
+        }
+      });
+    }
+    for (std::thread& thread : threads) thread.join();
+    for (int i = 0; i < 5; ++i) {
+      EXPECT_TRUE(client.remove(key_of(i)).ok());
+      EXPECT_EQ(cluster.holders(key_of(i)), 0u) << i;
+    }
   }
 }
 

@@ -25,7 +25,8 @@ Status ask_all(ClientCore& core, const Request& request, Deadline deadline, Take
   KVF_RETURN_IF_ERROR(core.usable());
   Status failure;
   std::vector<std::pair<NodeId, RpcEndpoint::Call<Request>>> calls;
-  for (const Member& member : core.links->members()->all) {
+  const auto roster = core.links->members();  // kept: a node that fails makes a new one
+  for (const Member& member : roster->all) {
     const auto connection = core.links->to(member.node_id, deadline);
     if (connection.ok()) {
       calls.emplace_back(member.node_id, core.rpc->start((*connection)->handle(), request, deadline));
