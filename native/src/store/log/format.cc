@@ -96,6 +96,8 @@ Result<SegmentHeader> SegmentHeader::decode(ByteView bytes) {
                     header.erasure_bytes % kUnit == 0 && header.erasure_bytes >= kUnit &&
                     header.erasure_bytes < header.length && header.data_begin() < header.length;
   if (!sane) return broken(kWhat, "impossible lengths");
+  const Bytes same = header.encode();  // what is reserved is zero
+  if (!std::equal(same.begin(), same.end(), bytes.begin())) return broken(kWhat, "reserved bytes that are not zero");
   return header;
 }
 
