@@ -68,7 +68,13 @@ class SsdStore : public ::testing::Test {
     }
   }
 
+  void count_dropped() {
+    (*node_)->on_dropped([this](std::span<const ObjectId> ids) { dropped_ += ids.size(); });
+  }
+
   TemporaryFolder folder_;
+  // What the node calls back: as long as the node, which outlives the body of a test.
+  std::atomic<std::uint64_t> dropped_{0};
   std::shared_ptr<FaultyDisk> disk_;
   std::unique_ptr<StoreOnMemory> node_;
 };
@@ -227,13 +233,12 @@ TEST_F(SsdStore, ReadsAnObjectOnceForAllThatAsk) {
 
 TEST_F(SsdStore, GivesUpOldObjectsWhenTheDiskIsFull) {
   open(options(4 * kMiB, 32 * kMiB));
-  std::atomic<std::uint64_t> dropped{0};
-  node()->on_dropped([&](std::span<const ObjectId> ids) { dropped += ids.size(); });
+  count_dropped();
   put_all(100, kMiB);
   EXPECT_GT(counter("ssd_evicted_total"), 40u);
   EXPECT_GT(node()->stats().ssd_objects, 8u);
   EXPECT_LE(node()->stats().ssd_used, 32 * kMiB);
-  EXPECT_TRUE(eventually([&] { return dropped + node()->stats().objects == 100; }));
+  EXPECT_TRUE(eventually([&] { return dropped_ + node()->stats().objects == 100; }));
   std::uint64_t right = 0;
   for (std::uint64_t number = 0; number < 100; ++number) {
     if (node().has(number)) right += reads_right(number) ? 1u : 0u;
@@ -302,8 +307,7 @@ TEST_F(SsdStore, TellsWhenItCannotRead) {
 
 TEST_F(SsdStore, ForgetsObjectsWhoseBytesRotted) {
   open(options());
-  std::atomic<std::uint64_t> dropped{0};
-  node()->on_dropped([&](std::span<const ObjectId> ids) { dropped += ids.size(); });
+  count_dropped();
   put_all(16, kMiB);
   ASSERT_TRUE(eventually([&] { return tier_of(0) == Tier::kSsd; }));
   for (const std::string& path : kvferry::testing::segment_files(folder_.file("ssd"))) {
@@ -317,7 +321,7 @@ TEST_F(SsdStore, ForgetsObjectsWhoseBytesRotted) {
   EXPECT_FALSE(node().has(0));
   EXPECT_EQ(node()->pin(1, id_of(0), soon()).status().code(), Code::kNotFound);
   EXPECT_GE(counter("ssd_corrupt_total"), 1u);
-  EXPECT_TRUE(eventually([&] { return dropped >= 1; }));
+  EXPECT_TRUE(eventually([&] { return dropped_ >= 1; }));
   EXPECT_TRUE(node().put(0, kMiB).ok());
   EXPECT_TRUE(reads_right(0));
 }
@@ -326,12 +330,11 @@ TEST_F(SsdStore, AsksAnotherNodeFirst) {
   NodeOptions remote = options();
   remote.demote_to_remote = true;
   open(remote);
-  std::atomic<std::uint64_t> asked{0}, dropped{0};
-  node()->on_demote([&](const ObjectId&) { return ++asked % 2 == 1; });
-  node()->on_dropped([&](std::span<const ObjectId> ids) { dropped += ids.size(); });
+  node()->on_demote([asked = 0](const ObjectId&) mutable { return ++asked % 2 == 1; });
+  count_dropped();
   put_all(32, kMiB);
-  EXPECT_TRUE(eventually([&] { return dropped == counter("demoted_remote_total") && dropped > 8; }));
-  EXPECT_EQ(node()->stats().objects + dropped, 32u);
+  EXPECT_TRUE(eventually([&] { return dropped_ == counter("demoted_remote_total") && dropped_ > 8; }));
+  EXPECT_EQ(node()->stats().objects + dropped_, 32u);
   EXPECT_GT(node()->stats().ssd_objects, 8u);
 }
 

@@ -88,16 +88,13 @@ TEST_F(LogFaultTest, AFailedAppendLeavesNothingBehind) {
 
 TEST_F(LogFaultTest, GoesOnWhenTheFileSystemHasSpaceAgain) {
   open();
-  std::vector<LogPlace> places;
-  bool full = true;
-  disk_->fail_files([&](const std::string& what, const std::string& path) {
-    if (!full || what != "create") return Status();
-    return errno_status(Code::kResourceExhausted, path, ENOSPC);
+  disk_->fail_files([](const std::string& what, const std::string& path) {
+    return what == "create" ? errno_status(Code::kResourceExhausted, path, ENOSPC) : Status();
   });
   const Status status = append(*log_, {1, 1000}).status();
   EXPECT_EQ(status.code(), Code::kResourceExhausted) << status.to_string();
   EXPECT_NE(status.message().find(folder_.file("log")), std::string::npos) << status.message();
-  full = false;
+  disk_->heal();
   const LogPlace place = must_append({1, 1000});
   EXPECT_OK(check(*log_, {1, 1000}, place));
 }
@@ -172,9 +169,8 @@ TEST_F(LogFaultTest, AProbeThatFailsNamesTheDirectory) {
 }
 
 TEST_F(LogFaultTest, FallsBackToThePageCacheWhenDirectAccessIsRefusedAfterAll) {
-  int refused = 0;
-  disk_->fail_requests([&](IoRequest*) -> std::optional<std::int64_t> {
-    return ++refused == 1 ? std::optional<std::int64_t>(-EINVAL) : std::nullopt;
+  disk_->fail_requests([asked = 0](IoRequest*) mutable -> std::optional<std::int64_t> {
+    return ++asked == 1 ? std::optional<std::int64_t>(-EINVAL) : std::nullopt;
   });
   open();
   EXPECT_NE(log_->note().find("buffered: a direct request was refused"), std::string::npos) << log_->note();
@@ -320,8 +316,7 @@ TEST_F(LogFaultTest, CompactionThatFailsLosesNothing) {
     const std::lock_guard lock(mutex);
     table[i] = place;
   }
-  std::atomic<int> failed{0};
-  disk_->fail_requests([&](IoRequest* request) -> std::optional<std::int64_t> {
+  disk_->fail_requests([failed = 0](IoRequest* request) mutable -> std::optional<std::int64_t> {
     const bool fails = request->kind == Kind::kWrite && request->length > 65536 && failed++ < 1;
     return fails ? std::optional<std::int64_t>(-EIO) : std::nullopt;
   });

@@ -144,7 +144,8 @@ inline bool usage_is_exact(const Log& log, const std::string& directory) {
   return true;
 }
 
-// The real disk, except where the test says otherwise. Thread-safe as far as the test's functions are.
+// The real disk, except where the test says otherwise. The test's functions are called one at a time, from any thread,
+// and until the log is gone: that outlives the body of the test, so they hold what they need by value.
 class FaultyDisk final : public store::log::Disk {
  public:
   using FileFault = std::function<Status(const std::string& what, const std::string& path)>;
