@@ -1,5 +1,7 @@
 #include "base/xxh3.h"
 
+#include <cstring>
+
 #include "base/xxh3_kernels.h"
 
 namespace kvferry {
@@ -50,18 +52,28 @@ Hash128 xxh3_128(ByteView bytes, const Xxh3Secret& secret) {
   return from(kernels().hash_128_keyed(bytes.data(), bytes.size(), secret.data(), secret.size()));
 }
 
-Xxh3::Xxh3(std::uint64_t seed) : state_{} {
-  static_assert(sizeof(XXH3_state_t) <= kStateBytes && alignof(XXH3_state_t) <= 64);
-  XXH3_INITSTATE(as_state(state_.data()));
-  XXH3_128bits_reset_withSeed(as_state(state_.data()), seed);
+const std::byte* Xxh3::state() const {
+  const std::size_t beyond = reinterpret_cast<std::uintptr_t>(storage_.data()) % kAlignment;
+  return storage_.data() + (beyond == 0 ? 0 : kAlignment - beyond);
+}
+
+Xxh3::Xxh3(std::uint64_t seed) : storage_{} {
+  static_assert(sizeof(XXH3_state_t) <= kStateBytes && alignof(XXH3_state_t) <= kAlignment);
+  XXH3_INITSTATE(as_state(state()));
+  XXH3_128bits_reset_withSeed(as_state(state()), seed);
+}
+
+Xxh3& Xxh3::operator=(const Xxh3& other) {
+  if (this != &other) std::memcpy(state(), other.state(), kStateBytes);
+  return *this;
 }
 
 void Xxh3::update(ByteView bytes) {
-  if (!bytes.empty()) kernels().update(as_state(state_.data()), bytes.data(), bytes.size());
+  if (!bytes.empty()) kernels().update(as_state(state()), bytes.data(), bytes.size());
 }
 
-std::uint64_t Xxh3::digest_64() const { return XXH3_64bits_digest(as_state(state_.data())); }
-Hash128 Xxh3::digest_128() const { return from(XXH3_128bits_digest(as_state(state_.data()))); }
+std::uint64_t Xxh3::digest_64() const { return XXH3_64bits_digest(as_state(state())); }
+Hash128 Xxh3::digest_128() const { return from(XXH3_128bits_digest(as_state(state()))); }
 
 Hash128 xxh3_128_portable(ByteView bytes, std::uint64_t seed) {
   return from(kBaseline.hash_128(bytes.data(), bytes.size(), seed));

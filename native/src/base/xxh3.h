@@ -7,6 +7,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <span>
+#include <utility>
 
 #include "base/bytes.h"
 
@@ -32,14 +33,20 @@ Hash128 xxh3_128(ByteView bytes, const Xxh3Secret& secret);
 class Xxh3 {
  public:
   explicit Xxh3(std::uint64_t seed = 0);
+  Xxh3(const Xxh3& other) { *this = other; }
+  Xxh3& operator=(const Xxh3& other);
   void update(ByteView bytes);
   // Of all bytes so far; more may follow.
   std::uint64_t digest_64() const;
   Hash128 digest_128() const;
 
  private:
-  static constexpr std::size_t kStateBytes = 576;
-  alignas(64) std::array<std::byte, kStateBytes> state_;
+  static constexpr std::size_t kStateBytes = 576, kAlignment = 64;
+  const std::byte* state() const;
+  std::byte* state() { return const_cast<std::byte*>(std::as_const(*this).state()); }
+  // Aligned by hand: an alignas() of more than 32 is not kept on stacks that AddressSanitizer looks for use after
+  // return of (https://gcc.gnu.org/PR110027).
+  std::array<std::byte, kStateBytes + kAlignment> storage_;
 };
 
 // Without AVX2, to compare with.
