@@ -10,6 +10,17 @@ namespace {
 constexpr std::uint64_t kBytesAtOnce = 32u << 20;  // pinned, reserved and read together
 
 Status refusal(Code code, std::string why) { return {code, std::move(why)}; }
+Status source_lost() { return refusal(Code::kPeerLost, "the connection to the source is lost"); }
+
+// Clients register what they offer for one call, under ids that they had used for other memory: what the peer told
+// before may be of another time.
+Status know_regions(Peer& peer, std::span<const wire::PieceDescriptor> from, Deadline deadline) {
+  const std::vector<RegionInfo> known = peer.regions();
+  const auto is_known = [&](const wire::PieceDescriptor& piece) {
+    return std::ranges::any_of(known, [&](const RegionInfo& region) { return region.key == piece.region; });
+  };
+  return std::ranges::all_of(from, is_known) ? Status() : peer.refresh(remaining(deadline));
+}
 
 }  // namespace
 
@@ -62,7 +73,7 @@ Status Fetcher::transfer(std::uint64_t handle, const std::vector<Piece>& pieces,
   if (pieces.empty()) return {};
   Engine& engine = core_.rpc->engine();
   const auto peer = engine.peer(handle);
-  if (!peer) return {Code::kPeerLost, "the connection to the source is lost"};
+  if (!peer) return source_lost();
   auto plan = engine.prepare(peer, pieces, Op::kRead);
   if (plan.status().code() == Code::kNotFound) {  // registered after we connected
     KVF_RETURN_IF_ERROR(peer->refresh(remaining(deadline)));
@@ -78,6 +89,9 @@ Status Fetcher::transfer(std::uint64_t handle, const std::vector<Piece>& pieces,
 
 Status Fetcher::read(std::uint64_t peer, std::span<const Place> to, std::span<const wire::PieceDescriptor> from,
                      Deadline deadline) {
+  const auto source = core_.rpc->engine().peer(peer);
+  if (!source) return source_lost();
+  KVF_RETURN_IF_ERROR(know_regions(*source, from, deadline));
   std::vector<Piece> pieces;
   cut(to, from, &pieces);
   return transfer(peer, pieces, deadline, nullptr);
