@@ -16,11 +16,6 @@ NATIVE = ROOT / "native"
 _PYTHON_FOLDERS = ("core", "connectors", "tests", "tools", "benchmarks", "examples")
 _TEXT = (*_PYTHON_FOLDERS, "native", "docs", "README.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "SECURITY.md",
          "CHANGELOG.md", "demo", "test")  # fmt: skip
-_SANITIZER_ENV = {
-    "ASAN_OPTIONS": "detect_leaks=1:strict_string_checks=1:detect_stack_use_after_return=1",
-    "UBSAN_OPTIONS": "print_stacktrace=1",
-    "TSAN_OPTIONS": "halt_on_error=1:second_deadlock_stack=1",
-}
 
 
 @dataclass(frozen=True)
@@ -79,7 +74,7 @@ def _lint(_context: Context) -> list[Command]:
 
 def _native(preset: str) -> Callable[[Context], list[Command]]:
     def commands(_context: Context) -> list[Command]:
-        env = {**_dev_path(), **_SANITIZER_ENV}
+        env = _dev_path()
         # ThreadSanitizer of gcc 12 cannot place its shadow memory under wide address randomisation.
         fixed = ["setarch", platform.machine(), "-R"] if preset == "tsan" and shutil.which("setarch") else []
         ctest = [*fixed, "ctest", "--preset", preset, "--no-tests=error", "-j", "1"]

@@ -277,9 +277,10 @@ TEST_F(SsdStore, DropsWhatASlowDiskDoesNotTakeInTime) {
   disk_ = std::make_shared<FaultyDisk>();
   open(options());
   put_all(3, kMiB);
-  std::atomic<bool> slow{true};
-  disk_->fail_requests([&](IoRequest*) {
-    while (slow) std::this_thread::sleep_for(milliseconds(1));
+  // The disk outlives this function.
+  const auto slow = std::make_shared<std::atomic<bool>>(true);
+  disk_->fail_requests([slow](IoRequest*) {
+    while (*slow) std::this_thread::sleep_for(milliseconds(1));
     return std::optional<std::int64_t>();
   });
   const auto start = Clock::now();
@@ -287,7 +288,7 @@ TEST_F(SsdStore, DropsWhatASlowDiskDoesNotTakeInTime) {
   for (std::uint64_t number = 100; number < 180; ++number) ASSERT_TRUE(node().put(number, kMiB).ok());
   EXPECT_LT(Clock::now() - start, std::chrono::seconds(10));
   EXPECT_GT(counter("ssd_skipped_total"), 0u);
-  slow = false;
+  *slow = false;
   EXPECT_TRUE(reads_right(179));
 }
 
