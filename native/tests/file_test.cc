@@ -71,8 +71,8 @@ class FileTest : public ::testing::Test {
   }
 
   TemporaryFolder folder_;
-  std::unique_ptr<Engine> engine_;
   Buffer memory_;
+  std::unique_ptr<Engine> engine_;
 };
 
 TEST_F(FileTest, StoresAndLoadsBytesAtTheirPlace) {

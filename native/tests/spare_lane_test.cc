@@ -25,8 +25,8 @@ class Gate {
   explicit Gate(const std::string& way, std::string faults = "*:hang@1x1")
       : transport_(way.substr(0, 3)),
         owner_(make_engine(options_for({transport_}))),
-        engine_(make_engine(one_lane(transport_, std::move(faults)))),
-        near_(register_buffer(*engine_, kLarge, 1)) {
+        engine_(make_engine(one_lane(transport_, std::move(faults)))) {
+    near_ = register_buffer(*engine_, kLarge, 1);
     if (way == "shm arena") {
       auto arena = owner_->allocate(kLarge, "arena", kRemoteRead | kRemoteWrite);
       EXPECT_TRUE(arena.ok()) << arena.status().to_string();
@@ -76,8 +76,8 @@ class Gate {
   }
 
   const std::string transport_;
+  Buffer near_, far_;  // longer than the engines: what was cancelled may still be on its way at the end
   std::unique_ptr<Engine> owner_, engine_;
-  Buffer near_, far_;
   std::shared_ptr<Peer> peer_;
 };
 

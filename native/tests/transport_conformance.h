@@ -111,9 +111,9 @@ class TransportConformance : public ::testing::TestWithParam<Setup> {
   }
 
   MappedFiles files_;
-  std::shared_ptr<Engine> near_, far_;
-  std::vector<std::unique_ptr<Buffer>> owned_;
+  std::vector<std::unique_ptr<Buffer>> owned_;  // the memory outlives the engines that move it
   Buffer local_;
+  std::shared_ptr<Engine> near_, far_;
   std::span<std::byte> remote_;
   RegionInfo remote_region_;
   std::shared_ptr<Peer> peer_;
