@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import numbers
+import operator
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -15,10 +17,36 @@ from kvferry.transfer import Memory, memory_of
 Keys = Sequence[bytes | str] | np.ndarray
 
 _EMPTY = Memory(0, 0, read_only=False, owner=b"")
+_MAX_SECONDS = 1e6  # as the native store cuts times
+_NUMBERS: Any = (float, int, numbers.Real)  # what most times are comes first
 
 
-def key_bytes(key: bytes | str) -> bytes:
-    """Return a key as bytes: text is encoded as UTF-8.
+def seconds_argument(name: str, value: Any) -> float:
+    """Return the time `value` of the argument `name`, cut to 1e6 (11 days). Raises `InvalidArgumentError`."""
+    if not isinstance(value, _NUMBERS):
+        raise InvalidArgumentError(f"{name} is a number of seconds, not {type(value).__name__}")
+    if not value >= 0:
+        raise InvalidArgumentError(f"{name}: a time of {value} s is not possible")
+    return _MAX_SECONDS if value > _MAX_SECONDS else float(value)
+
+
+def whole_argument(name: str, value: Any) -> int:
+    """Return the whole number `value` of the argument `name`. Raises `InvalidArgumentError`."""
+    try:
+        return operator.index(value)
+    except TypeError:
+        raise InvalidArgumentError(f"{name} is a whole number, not {type(value).__name__}") from None
+
+
+def flag_argument(name: str, value: Any) -> bool:
+    """Return the truth value `value` of the argument `name`. Raises `InvalidArgumentError`."""
+    if not isinstance(value, (bool, np.bool_)):
+        raise InvalidArgumentError(f"{name} is True or False, not {type(value).__name__}")
+    return bool(value)
+
+
+def key_bytes(key: bytes | str, *, what: str = "key") -> bytes:
+    """Return a key (or `what` else it is called in messages) as bytes: text is encoded as UTF-8.
 
     Raises `InvalidArgumentError` for all else: `bytes(5)` would be five zero bytes.
     """
@@ -27,24 +55,28 @@ def key_bytes(key: bytes | str) -> bytes:
     if isinstance(key, (bytearray, memoryview)):
         return bytes(key)
     if not isinstance(key, str):
-        raise InvalidArgumentError(f"a key is bytes or text, not {type(key).__name__}")
+        raise InvalidArgumentError(f"a {what} is bytes or text, not {type(key).__name__}")
     try:
         return key.encode()
     except UnicodeEncodeError as error:
         raise InvalidArgumentError(
-            f"the key {key!r} is no text that UTF-8 can hold: {error.reason}"
+            f"the {what} {key!r} is no text that UTF-8 can hold: {error.reason}"
         ) from None
 
 
 def tags_argument(tags: Sequence[str]) -> list[str]:
     """Return the tags of an object as a list. Raises `InvalidArgumentError` for what is not several texts."""
-    if isinstance(tags, (str, bytes)):
+    if isinstance(tags, (str, bytes)) or not isinstance(tags, (list, tuple, Iterable)):
         raise InvalidArgumentError(f"tags must be a sequence of texts, not one: [{tags!r}]")
-    found = list(tags)
-    for tag in found:
-        if not isinstance(tag, str):
-            raise InvalidArgumentError(f"a tag is text, not {type(tag).__name__}")
-    return found
+    return [tag_argument(tag) for tag in tags]
+
+
+def tag_argument(tag: str) -> str:
+    """Return a tag. Raises `InvalidArgumentError` for what is no text that UTF-8 can hold."""
+    if not isinstance(tag, str):
+        raise InvalidArgumentError(f"a tag is text, not {type(tag).__name__}")
+    key_bytes(tag, what="tag")
+    return tag
 
 
 def keys_argument(keys: Keys) -> Any:
@@ -53,6 +85,8 @@ def keys_argument(keys: Keys) -> Any:
         return np.ascontiguousarray(keys)
     if isinstance(keys, (bytes, str)):
         raise InvalidArgumentError(f"keys must be a sequence of keys, not one key: [{keys!r}]")
+    if not isinstance(keys, (list, tuple, Iterable)):
+        raise InvalidArgumentError(f"keys must be a sequence of keys, not {type(keys).__name__}")
     return [key_bytes(key) for key in keys]
 
 
@@ -72,6 +106,12 @@ def runs_of(values: Sequence[Any], *, writable: bool) -> Runs:
     """
     if isinstance(values, (bytes, bytearray, memoryview, str)):
         raise InvalidArgumentError(f"there must be a sequence of values, not one {type(values).__name__}")
+    if not isinstance(
+        values, (list, tuple, Sequence, np.ndarray)
+    ):  # a generator, say, could be read only once
+        raise InvalidArgumentError(
+            f"values must be a sequence (a list or tuple) of buffers, not {type(values).__name__}"
+        )
     found = _native.BufferRuns.find(values, writable)
     if found is not None:
         return Runs(

@@ -13,7 +13,18 @@ import numpy as np
 from kvferry import _native
 from kvferry._native import NodeStats, ObjectInfo
 from kvferry.errors import InvalidArgumentError, KVFerryError, NotFoundError, OutOfRangeError
-from kvferry.store._arguments import Keys, Runs, key_bytes, keys_argument, runs_of, tags_argument
+from kvferry.store._arguments import (
+    Keys,
+    Runs,
+    flag_argument,
+    key_bytes,
+    keys_argument,
+    runs_of,
+    seconds_argument,
+    tag_argument,
+    tags_argument,
+    whole_argument,
+)
 from kvferry.store.aio import AsyncStore
 from kvferry.store.results import GetResult, PutResult
 from kvferry.store.view import View
@@ -112,14 +123,15 @@ class Store:
         """As `put_many`, from addresses: for callers that have thousands of runs in arrays."""
         arguments = _native.PutArguments()
         arguments.timeout_s = self._timeout(timeout_s)
+        replicas = whole_argument("replicas", replicas)
         if not 0 <= replicas <= _MAX_REPLICAS:
             raise InvalidArgumentError(
                 f"{replicas} replicas are not possible, only 1 to {_MAX_REPLICAS} (0: as the cluster has it)"
             )
         arguments.replicas = replicas
-        arguments.ttl_s = ttl_s
+        arguments.ttl_s = None if ttl_s is None else seconds_argument("ttl_s", ttl_s)
         arguments.tags = tags_argument(tags)
-        arguments.chain = chain
+        arguments.chain = flag_argument("chain", chain)
         before = None if parents is None else keys_argument(parents)
         found = self._native.put(
             keys_argument(keys), runs.addresses, runs.lengths, runs.counts, arguments, before
@@ -173,8 +185,9 @@ class Store:
         self, keys: Keys, runs: Runs, *, timeout_s: float | None = None, verify: bool | None = None
     ) -> list[GetResult]:
         """As `get_many_into`, to addresses: for callers that have thousands of runs in arrays."""
+        check = None if verify is None else flag_argument("verify", verify)
         found = self._native.get_into(
-            keys_argument(keys), runs.addresses, runs.lengths, runs.counts, self._timeout(timeout_s), verify
+            keys_argument(keys), runs.addresses, runs.lengths, runs.counts, self._timeout(timeout_s), check
         )
         return [GetResult(*each) for each in found]
 
@@ -183,6 +196,7 @@ class Store:
 
         Raises as `get_into`; `OutOfRangeError` if offset and length leave the object.
         """
+        offset = whole_argument("offset", offset)
         if not 0 <= offset < 1 << 63:
             raise OutOfRangeError(f"an offset of {offset} lies outside any object")
         runs = runs_of([(target,)], writable=True)
@@ -256,11 +270,15 @@ class Store:
 
     def remove_tag(self, tag: str, *, timeout_s: float | None = None) -> int:
         """Remove all objects of this tenant that were put with `tag`; return how many."""
-        return self._native.remove_tag(tag, self._timeout(timeout_s))
+        return self._native.remove_tag(tag_argument(tag), self._timeout(timeout_s))
 
     def prefetch(self, keys: Keys, *, within_s: float = 30.0) -> None:
-        """Ask for the objects to be in this host's memory soon; return at once."""
-        self._native.prefetch(keys_argument(keys), within_s)
+        """Ask for the objects to be in this host's memory soon; return at once. Only a node that was lost and
+        must be found again is waited for, `within_s` at most.
+
+        Raises `UnavailableError`, `DeadlineExceededError` (the node could not be told by then).
+        """
+        self._native.prefetch(keys_argument(keys), seconds_argument("within_s", within_s))
 
     def register(self, buffer: Any) -> None:
         """Register memory, so that bytes move between it and other hosts without a copy in between. Optional.
@@ -313,4 +331,4 @@ class Store:
         self.close()
 
     def _timeout(self, timeout_s: float | None) -> float:
-        return self._timeout_s if timeout_s is None else timeout_s
+        return self._timeout_s if timeout_s is None else seconds_argument("timeout_s", timeout_s)

@@ -7,6 +7,7 @@ import os
 import signal
 import sys
 import time
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -62,6 +63,77 @@ def test_offsets_outside_any_object(store: Store, offset: int) -> None:
 def test_options_of_puts_that_cannot_be_meant(store: Store, options: dict[str, Any]) -> None:
     with pytest.raises(InvalidArgumentError):
         store.put("key", b"value", **options)
+    assert not store.exists("key")
+
+
+TIMES: list[Any] = ["5", b"5", [1], float("nan"), -1, -0.5]
+
+
+@pytest.mark.parametrize("wrong", TIMES, ids=repr)
+def test_what_is_no_time_is_named(store: Store, wrong: Any) -> None:
+    """Not the signature of the native call, which says nothing to who called this one."""
+    with pytest.raises(InvalidArgumentError, match="ttl_s"):
+        store.put("key", b"value", ttl_s=wrong)
+    with pytest.raises(InvalidArgumentError, match="within_s"):
+        store.prefetch(["key"], within_s=wrong)
+    for call in (
+        lambda: store.put("key", b"value", timeout_s=wrong),
+        lambda: store.get("key", timeout_s=wrong),
+        lambda: store.get_range("key", 0, bytearray(1), timeout_s=wrong),
+        lambda: store.view("key", timeout_s=wrong),
+        lambda: store.exists("key", timeout_s=wrong),
+        lambda: store.match_prefix(["key"], timeout_s=wrong),
+        lambda: list(store.scan(timeout_s=wrong)),
+        lambda: store.remove("key", timeout_s=wrong),
+        lambda: store.remove_tag("tag", timeout_s=wrong),
+        lambda: store.node_stats(timeout_s=wrong),
+    ):
+        with pytest.raises(InvalidArgumentError, match="timeout_s"):
+            call()
+    assert list(store.scan()) == []
+
+
+def test_times_of_any_number_type(store: Store) -> None:
+    for time_s in (5, np.float32(5), np.int64(5), 10**400, float("inf")):
+        store.put("key", b"value", ttl_s=time_s, timeout_s=time_s)  # type: ignore[arg-type]
+    [info] = store.scan()
+    assert info.expires_in_s is not None
+
+
+def generator() -> Iterator[bytes]:
+    yield b"value"
+
+
+@pytest.mark.parametrize("values", [generator(), {"key": b"value"}, {b"value"}, 5, None], ids=repr)
+def test_values_that_are_no_sequence_are_named(store: Store, values: Any) -> None:
+    for call in (store.put_many, store.get_many_into):
+        with pytest.raises(InvalidArgumentError, match="values"):
+            call(["key"], values)
+    assert not store.exists("key")
+
+
+@pytest.mark.parametrize(
+    ("options", "name"),
+    [
+        ({"replicas": "2"}, "replicas"), ({"replicas": 1.5}, "replicas"), ({"replicas": None}, "replicas"),
+        ({"tags": 5}, "tags"), ({"tags": None}, "tags"), ({"tags": ["\ud800"]}, "tag"),
+        ({"parents": 5}, "keys"), ({"chain": "yes"}, "chain"),
+    ],
+)  # fmt: skip
+def test_other_arguments_of_the_wrong_type_are_named(
+    store: Store, options: dict[str, Any], name: str
+) -> None:
+    with pytest.raises(InvalidArgumentError, match=name):
+        store.put_many(["key"], [b"value"], **options)
+    for call in (
+        lambda: store.exists_many(5),  # type: ignore[arg-type]
+        lambda: store.get_range("key", "0", bytearray(1)),  # type: ignore[arg-type]
+        lambda: store.get_many_into(["key"], [bytearray(1)], verify="no"),  # type: ignore[arg-type]
+        lambda: store.remove_tag(5),  # type: ignore[arg-type]
+        lambda: store.remove_tag("\ud800"),
+    ):
+        with pytest.raises(InvalidArgumentError, match=r"keys|offset|verify|tag"):
+            call()
     assert not store.exists("key")
 
 

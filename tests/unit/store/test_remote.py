@@ -1,4 +1,4 @@
-"""A store whose node is on another host, as it seems: bytes go over tcp, out of and into memory registered for it."""
+"""A store whose node seems to be on another host: bytes go over tcp, out of and into registered memory."""
 
 from __future__ import annotations
 

@@ -183,7 +183,7 @@ class StoreClient final : public Store {
 
   Status prefetch(std::span<const std::string_view> keys, milliseconds within) override {
     KVF_ASSIGN_OR_RETURN(const auto ids, ids_of(keys));
-    const Deadline deadline = until(std::nullopt);
+    const Deadline deadline = until(std::min(within, core_.options.timeout));  // later it is of no use
     KVF_ASSIGN_OR_RETURN(const std::shared_ptr<Home> home, core_.home(deadline));
     for (std::size_t first = 0; first < ids.size(); first += kMaxIds) {
       Prefetch request;
