@@ -25,7 +25,10 @@ struct RpcEndpoint::Waiting {
   Status status;
   Bytes answer;
 
-  ~Waiting() { endpoint->forget(id); }
+  ~Waiting() {
+    endpoint->forget(id);
+    if (done && status.ok() && !answer.empty()) endpoint->unclaimed(peer, type, answer);  // it came too late
+  }
   void settle(Status why, Bytes body) {
     {
       const std::lock_guard lock(mutex);
@@ -165,8 +168,26 @@ Status RpcEndpoint::take_answer(std::uint64_t peer, const MessageHeader& header,
     const auto found = home.calls.find(header.request_id);
     if (found != home.calls.end()) call = found->second.lock();
   }
-  if (call && call->peer == peer) call->settle({}, std::move(body));
+  if (call && call->peer == peer) {
+    call->settle({}, std::move(body));
+  } else if (!call) {
+    unclaimed(peer, header.type, body);
+  }
   return {};
+}
+
+// Pins that came too late are given back: else they would keep memory until their lease ends, which is the net. Never
+// waits.
+void RpcEndpoint::unclaimed(std::uint64_t peer, Type type, const Bytes& body) {
+  HookedEngine* engine = live_.load();
+  if (type != Type::kPin || engine == nullptr) return;
+  const auto late = decode_answer<Pin>(body);
+  if (!late.ok()) return;
+  Unpin request;
+  for (const Pin::Done& done : late->results) {
+    if (done.status.ok()) request.pins.push_back(done.pin);
+  }
+  if (!request.pins.empty()) (void)engine->try_send(peer, encode_request(0, request));
 }
 
 Status RpcEndpoint::take_request(Request request) {

@@ -143,6 +143,7 @@ class RpcEndpoint {
 
   std::optional<Status> take(std::uint64_t peer, Bytes& body);
   Status take_answer(std::uint64_t peer, const MessageHeader& header, Bytes& body);
+  void unclaimed(std::uint64_t peer, Type type, const Bytes& body);
   Status take_request(Request request);
   void answer(Request request, Bytes body);
   bool queue(std::size_t pool, Job job);

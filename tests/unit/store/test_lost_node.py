@@ -1,4 +1,4 @@
-"""Calls of a store whose node is lost end by their own deadlines."""
+"""Calls of a store one of whose nodes is lost, or stands still."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import pytest
 
 from kvferry.errors import KVFerryError
 from kvferry.testing.nodes import NodeChild
+from kvferry.testing.waiting import wait_until
 
 AGAIN_S = 0.3  # a node that was not there is tried again after 0.2 s
 
@@ -33,3 +34,27 @@ def test_a_prefetch_waits_for_its_node_no_longer_than_it_is_of_use(tmp_path: Pat
         with socket.create_server((host, int(port))):
             quickest = min(seconds_of(lambda: store.prefetch(["key"], within_s=0.1)) for _ in range(3))
             assert quickest < seconds_of(lambda: store.put("other", b"value", timeout_s=20))
+
+
+def test_pins_that_a_node_grants_too_late_are_given_back(tmp_path: Path) -> None:
+    """It stood still while it was asked, and the reader went on. Their lease of 60 s is the net."""
+    patient = {"KVFERRY_CLUSTER_LEASE_S": "30"}
+    with (
+        NodeChild(tmp_path, "--dram", "32MiB", environ=patient) as near,
+        NodeChild(tmp_path, "--dram", "32MiB", environ=patient) as far,
+        near.open() as reader,
+        far.open() as writer,
+    ):
+        wait_until(lambda: len(reader.members) == len(writer.members) == 2, 30)
+        keys = [f"key {number}" for number in range(16)]  # about half of them are the near node's to know of
+        value = bytes(100_000)
+        assert all(done.created for done in writer.put_many(keys, [value] * len(keys)))
+        assert reader.get(keys[0]) == value
+        reads = writer.node_stats().counters["reads_total"]
+        far.pause()
+        try:
+            reader.get_many_into(keys, [bytearray(len(value)) for _ in keys], timeout_s=3)
+        finally:
+            far.resume()
+        wait_until(lambda: writer.node_stats().counters["reads_total"] > reads, 30, "what was asked is done")
+        wait_until(lambda: writer.node_stats().pinned_objects == 0, 30, "no pins")

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from kvferry.config import load_config
+from kvferry.errors import OutOfRangeError, ResourceExhaustedError
 from kvferry.store import Store, open_store
 from kvferry.testing.nodes import NodeChild
 
@@ -16,15 +17,20 @@ MIB = 1 << 20
 
 
 @pytest.fixture
-def remote(tmp_path: Path) -> Iterator[Store]:
+def node(tmp_path: Path) -> Iterator[NodeChild]:
     with NodeChild(tmp_path, "--dram", "32MiB") as node:
-        values = {
-            "store": {"node": node.advert.endpoint},
-            "cluster": {"directory": node.cluster.directory},
-            "transfer": {"transports": ["tcp"]},
-        }
-        with open_store(load_config(values, environ={})) as store:
-            yield store
+        yield node
+
+
+@pytest.fixture
+def remote(node: NodeChild) -> Iterator[Store]:
+    values = {
+        "store": {"node": node.advert.endpoint},
+        "cluster": {"directory": node.cluster.directory},
+        "transfer": {"transports": ["tcp"]},
+    }
+    with open_store(load_config(values, environ={})) as store:
+        yield store
 
 
 def test_memory_is_offered_again_under_the_same_number(remote: Store) -> None:
@@ -35,3 +41,30 @@ def test_memory_is_offered_again_under_the_same_number(remote: Store) -> None:
         assert remote.put(f"value {round_}", part).created
         assert remote.get(f"value {round_}") == part.tobytes()
         remote.remove(f"value {round_}")
+
+
+def test_one_value_without_room_is_no_error_of_the_others(remote: Store, node: NodeChild) -> None:
+    """All but 3 MiB are being read. Both by messages and in place."""
+    with node.open() as near:
+        views = []
+        for number in range(29):
+            near.put(f"read {number}", bytes(MIB))
+            views.append(near.view(f"read {number}"))
+        sizes = [1, 5 * MIB, 20_000, 64 * MIB, 0, 100_000, 5 * MIB, 9000]
+        right = [
+            None,
+            ResourceExhaustedError,
+            None,
+            OutOfRangeError,
+            None,
+            None,
+            ResourceExhaustedError,
+            None,
+        ]
+        for name, store in (("near", near), ("remote", remote)):
+            keys = [f"{name} {number}" for number in range(len(sizes))]
+            results = store.put_many(keys, [bytes(size) for size in sizes], timeout_s=10)
+            assert [type(result.error) if result.error else None for result in results] == right
+            assert near.exists_many(keys).tolist() == [error is None for error in right]
+        for view in views:
+            view.close()

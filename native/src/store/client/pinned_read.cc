@@ -97,11 +97,11 @@ class PinnedRead {
     if ((*answer)->results.size() != wants_.size()) return {Code::kProtocolError, "as many pins as ids were expected"};
     std::vector<Reading> readings;
     std::vector<std::uint64_t> pins;
-    Status busy;
+    Status failed;
     for (std::size_t i = 0; i < wants_.size(); ++i) {
       const Pin::Done& done = (*answer)->results[i];
       if (!done.status.ok()) {
-        if (done.status.code() != Code::kNotFound && done.status.code() != Code::kDataCorrupt) busy = done.status;
+        refused(*wants_[i], done.status, &failed);
         continue;
       }
       pins.push_back(done.pin);
@@ -114,10 +114,16 @@ class PinnedRead {
     const Status moved = mapped_ != nullptr ? copy(readings) : transfer(readings);
     KVF_RETURN_IF_ERROR(give_back(pins));
     for (const Reading& reading : readings) conclude(reading);
-    return moved.ok() ? busy : moved;
+    return moved.ok() ? failed : moved;
   }
 
  private:
+  // What is only wrong with this object, e.g. that there is no room to bring it from SSD, is no failure of the others.
+  static void refused(Want& want, const Status& why, Status* failed) {
+    if (why.code() == Code::kNotFound || why.code() == Code::kDataCorrupt) return;  // others may have it
+    (node_failed(why.code()) ? *failed : want.trouble) = why;
+  }
+
   Status copy(std::vector<Reading>& readings) {
     std::uint64_t total = 0;
     for (const Reading& reading : readings) total += wanted_bytes(*reading.want, reading.pinned->held);
@@ -143,10 +149,7 @@ class PinnedRead {
     for (const Reading& reading : readings) {
       targets.insert(targets.end(), reading.want->target.begin(), reading.want->target.end());
     }
-    if (Status covered = memory.cover(targets, 0); !covered.ok()) {
-      readings.clear();  // nothing was read
-      return covered;
-    }
+    (void)memory.cover(targets, 0);  // what cannot be registered together is registered by itself
     std::vector<Piece> pieces;
     std::uint64_t bytes = 0;
     Status first;
@@ -158,7 +161,7 @@ class PinnedRead {
         return false;
       }
       pieces.resize(before);
-      if (first.ok()) first = added;
+      refused(*reading.want, added, &first);
       return true;
     });
     if (pieces.empty()) return first;
