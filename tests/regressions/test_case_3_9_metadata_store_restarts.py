@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from _members import LONG_LEASE_S, PATIENCE_S, PREFIX, SECRET, Members, member, node_ids, records, see
-from kvferry.errors import KVFerryError
+from kvferry.errors import KVFerryError, UnavailableError
 from kvferry.meta import Membership
 from kvferry.meta.etcd import EtcdStore
 from kvferry.meta.etcd.gateway import Gateway
@@ -79,10 +79,22 @@ def test_everything_is_back_and_nobody_was_lost(
     stored = {sealer.open(entry).member for entry in store.list(PREFIX)}
     assert stored == set(views[0].members)
     # One line at the change and one at the recovery, for each node; nothing else.
-    assert lines(caplog, "does not answer; going on with the last view, members 3") == 3
+    assert lines(caplog, "going on with the last view, members 3") == 3
     assert lines(caplog, "answers again after") == 3
     assert len(caplog.records) == 6
+    assert all(record.getMessage().count("does not answer") <= 1 for record in caplog.records)
     assert {m for x in three for m in x.ignored()} == set()
+
+
+def test_who_starts_while_it_is_away_says_so_once_and_has_nothing_to_remove(
+    etcd: EtcdCluster, members: Members, caplog: pytest.LogCaptureFixture
+) -> None:
+    etcd.kill()
+    late = members.make()
+    with caplog.at_level(logging.INFO, "kvferry.meta"), pytest.raises(UnavailableError) as refused:
+        late.join()
+    assert str(refused.value).count(etcd.urls[0]) == 2  # which store, and who of it did not answer
+    assert caplog.messages == []
 
 
 def test_an_outage_too_short_to_be_noticed_loses_nobody(etcd: EtcdCluster, members: Members) -> None:

@@ -231,10 +231,7 @@ class Membership:
         with self._guard:
             self._state.set_reachable(False, time.monotonic())
             count = len(self._state.view.members)
-        log.warning(
-            "the metadata store %s does not answer; going on with the last view, members %d: %s",
-            self._store.name, count, error,
-        )  # fmt: skip
+        log.warning("%s; going on with the last view, members %d", error, count)
 
     def _note_back(self, *, written: bool) -> None:
         if self._away_since is None:

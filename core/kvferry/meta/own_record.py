@@ -98,7 +98,8 @@ class OwnRecord:
         """Remove the record; returns why it could not be, in which case it ends with its lease."""
         lease, self._lease = self._lease, None
         try:
-            self._store.delete(self.key)
+            if self._counter:  # else it was never written: a store that is away is not waited for
+                self._store.delete(self.key)
             if lease is not None:
                 lease.revoke()
         except KVFerryError as error:
