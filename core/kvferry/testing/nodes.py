@@ -37,11 +37,12 @@ class NodeChild:
         self.cluster = ClusterOptions(directory=str(directory), name=name)
         known = {advert.node_id for advert in find_nodes(self.cluster)}
         self._log = (directory / f"node-{len(list(directory.glob('node-*.log')))}.log").open("wb")
+        self._given = dict(environ or {})
         self._environ = {
             **process_environment(),
             "KVFERRY_CLUSTER_DIRECTORY": str(directory),
             "KVFERRY_CLUSTER_NAME": name,
-            **(environ or {}),
+            **self._given,
         }
         self.process = subprocess.Popen(
             [sys.executable, "-c", _COMMAND, "node", *flags],
@@ -65,11 +66,14 @@ class NodeChild:
 
     def config(self, **store: Any) -> Config:
         """Return the configuration of a program that uses this node, with these settings of the section
-        `store`.
+        `store`, and with what the node itself was told (e.g. a cluster secret).
         """
+        return load_config(self.settings(**store), environ=self._given)
+
+    def settings(self, **store: Any) -> dict[str, Any]:
+        """Return what `config` sets, by section: for programs in processes of their own."""
         cluster = {"directory": self.cluster.directory, "name": self.cluster.name}
-        values = {"store": {"node": self.advert.endpoint, **store}, "cluster": cluster}
-        return load_config(values, environ={})
+        return {"store": {"node": self.advert.endpoint, **store}, "cluster": cluster}
 
     def open(self, **store: Any) -> Store:
         """Return a store attached to it."""
@@ -91,6 +95,11 @@ class NodeChild:
                 f"kvferry {' '.join(words)} ended with {done.returncode}: {done.stderr.decode()}"
             )
         return done
+
+    @property
+    def environ(self) -> Mapping[str, str]:
+        """The environment that it runs in, as programs of its user have it."""
+        return self._environ
 
     def log(self) -> str:
         """What it has printed."""

@@ -175,7 +175,7 @@ class Client:
 def main() -> None:
     """The process."""
     values, history = sys.argv[1:]
-    with open_store(load_config(json.loads(values), environ={})) as store:
+    with open_store(load_config(json.loads(values))) as store:
         client = Client(store, history)
         sys.stdout.write('"ready"\n')
         sys.stdout.flush()

@@ -19,7 +19,6 @@ from kvferry.testing.nodes import NodeChild
 from kvferry.testing.waiting import wait_until
 
 CALL_S = 5.0  # deadline of every call of the clients
-_STORE = {"timeout_s": CALL_S}
 PATIENCE_S = 60.0  # for what must come, on a slow machine
 
 
@@ -36,14 +35,11 @@ class ClientProcess:
         self._history = history
         self._seen = 0
         self._text = b""
-        config = {
-            "store": {"node": node.advert.endpoint, **_STORE},
-            "cluster": {"directory": node.cluster.directory},
-        }
-        command = [sys.executable, "-m", "tests.faults.store.client", json.dumps(config), str(history)]
+        config = json.dumps(node.settings(timeout_s=CALL_S))
+        command = [sys.executable, "-m", "tests.faults.store.client", config, str(history)]
         with history.with_suffix(".err").open("wb") as errors:
             self.process = subprocess.Popen(
-                command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors
+                command, env=dict(node.environ), stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors
             )
         if self.hear() != "ready":
             raise Failure(f"client {self.name} did not start")
