@@ -26,7 +26,7 @@ ALLOWED: dict[str, set[str]] = {
     "meta": LEAVES,
     "handoff": LEAVES | {"transfer", "layout"},
     "scheduling": LEAVES,
-    "router": LEAVES | {"scheduling", "handoff", "transfer"},
+    "router": LEAVES | {"scheduling", "handoff", "transfer", "index"},
     "store": LEAVES | {"transfer", "_native"},
     "node": LEAVES | {"store", "meta", "_native"},
     "cli": LEAVES | {"router", "node", "store", "transfer", "_native"},
