@@ -34,6 +34,7 @@ def geometry(
         num_blocks=num_blocks,
         layout=layout,  # type: ignore[arg-type]
         kv_split=kv_split,  # type: ignore[arg-type]
+        scales=("1.0",) if dtype.startswith("fp8") else (),
     )
     return KVGeometry(model="grid", dtype=dtype, block_size=block_size, groups=(group,))
 

@@ -23,7 +23,7 @@ def group_of(**changes: object) -> dict[str, object]:
         ("kv_heads", "8", group_of(kv_heads=8)),
         ("number of layers", "1", group_of(layer_names=("layer.0",))),
         ("revision", "b", {"revision": "b"}),
-        ("tp_size", "2", {"tp_size": 2}),
+        ("kv_heads", "4", {"tp_size": 2}),
     ],
 )
 def test_first_contact_names_field_and_both_values_and_the_engine_goes_on(field, theirs, changes) -> None:

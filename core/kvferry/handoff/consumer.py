@@ -12,7 +12,7 @@ import logging
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import msgspec
@@ -21,7 +21,6 @@ from kvferry.errors import (
     CancelledError,
     DeadlineExceededError,
     InternalError,
-    InvalidArgumentError,
     KVFerryError,
     PeerLostError,
     StaleError,
@@ -31,10 +30,12 @@ from kvferry.handoff.messages import ReleaseReason
 from kvferry.handoff.params import LeaseAddress, RemotePrefill, content_digest
 from kvferry.handoff.peers import KnownPeer, PeerBook
 from kvferry.handoff.renewals import Renewals
+from kvferry.handoff.sources import SourceMap, Target
 from kvferry.handoff.throttle import WarningThrottle
-from kvferry.layout import KVGeometry, map_blocks
+from kvferry.layout import KVGeometry
 
 if TYPE_CHECKING:
+    from kvferry.layout.mapping import Pieces
     from kvferry.transfer import Engine, Transfer
 
 logger = logging.getLogger(__name__)
@@ -47,8 +48,7 @@ _MIN_CONTROL_S = 0.5  # least time left for giving the lease back
 class LoadRequest(msgspec.Struct, frozen=True):
     """One request's KV cache to read: prompt tokens [first_token, first_token + num_tokens).
 
-    `local_block_ids[g]` are the blocks of group g that receive them, the first one beginning at
-    `first_token`.
+    `local_block_ids[g]` are the blocks of group g that receive them, the first one holding `first_token`.
     """
 
     request_id: str
@@ -66,7 +66,7 @@ class LoadResult(NamedTuple):
     bytes: int
     seconds: float  # from submit to the end
     transport: str
-    peer: str  # endpoint
+    peer: str  # endpoint of the first rank that was read from
 
     @property
     def cancelled(self) -> bool:
@@ -90,7 +90,10 @@ class _Load:
         self.cancelled = False
         self.overdue = False  # its transfer had to be cancelled at its deadline
         self.unconfirmed = False  # the peer did not answer in time
-        self.transfer: Transfer | None = None
+        self.targets: tuple[Target, ...] = ()
+        self.at: Target | None = None  # who was being dealt with when an error was raised
+        self.given_back: set[Target] = set()
+        self.transfers: list[Transfer] = []
         self.bytes = 0
         self.transport = ""
 
@@ -106,8 +109,8 @@ class Consumer:
     """Loads of one worker of a decode engine. Thread-safe; no method blocks.
 
     `loads` runs loads, and its thread count bounds how many run at once; `chores` runs short control work, so
-    that it does not queue behind loads. `rank` is the tensor-parallel rank: it reads from the same rank of
-    the prefill engine. `tick` must be called several times a second.
+    that it does not queue behind loads. It reads from those ranks of the prefill engine that hold the layers
+    and heads of our rank, which `geometry` names. `tick` must be called several times a second.
     """
 
     def __init__(
@@ -120,18 +123,15 @@ class Consumer:
         *,
         loads: Executor,
         chores: Executor,
-        rank: int = 0,
         limits: ConsumerLimits,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._engine = engine
-        self._geometry = geometry
-        self._local_regions = local_regions
+        self._sources = SourceMap(geometry, local_regions)
         self._peers = peers
         self._control = control
         self._load_pool = loads
         self._chore_pool = chores
-        self._rank = rank
         self._limits = limits
         self._clock = clock
         self._lock = threading.Lock()
@@ -139,7 +139,7 @@ class Consumer:
         self._results: list[LoadResult] = []
         self._counts: Counter[str] = Counter()
         self._warnings = WarningThrottle(clock=clock)
-        self._renewals = Renewals(peers, control, chores, rank=rank, clock=clock)
+        self._renewals = Renewals(peers, control, chores, targets=self._sources.targets, clock=clock)
         self._closed = False
 
     def watch(self, request_id: str, address: LeaseAddress) -> None:
@@ -166,8 +166,8 @@ class Consumer:
             if load is None:
                 return
             load.cancelled = True
-            transfer, running = load.transfer, load.running
-        if transfer is not None:
+            transfers, running = list(load.transfers), load.running
+        for transfer in transfers:
             transfer.cancel()
         if not running:
             self._settle_queued(load, CancelledError("the request was aborted"))
@@ -175,7 +175,13 @@ class Consumer:
     def release(self, request_id: str, address: LeaseAddress, reason: ReleaseReason) -> None:
         """Give back a lease that needs no load, in the background; failures are left to the lease's end."""
         self._renewals.remove(request_id)
-        self._in_background(lambda: self._release(address, reason))
+        try:
+            targets = self._sources.targets(address)
+        except KVFerryError as error:
+            self._count("release_failures")
+            logger.debug("lease %s runs out by itself: %s", address.lease, error)
+            return
+        self._in_background(lambda: self._release(address, targets, reason))
 
     def take_results(self) -> list[LoadResult]:
         """Return the loads that ended since the last call, each one once."""
@@ -231,30 +237,55 @@ class Consumer:
             self._finish(load, error)
 
     def _load(self, load: _Load) -> None:
-        address = load.request.remote.address
-        node_id, endpoint = self._target(address)
-        known = self._peers.get(node_id, endpoint, self._remaining(load))
-        pieces = self._map(load.request, known)
+        load.targets = self._sources.targets(load.request.remote.address)
+        known = {}
+        for target in load.targets:
+            if target.reads:
+                load.at = target
+                known[target] = self._peers.get(*target.node, self._remaining(load))
+        try:
+            each = self._sources.pieces(load.request, known)
+            for target, pieces in zip(known, each, strict=True):
+                load.at = target
+                if len(pieces):
+                    self._start_transfer(load, known[target], pieces)
+        finally:
+            self._await_settled(load)
+        for transfer in load.transfers:
+            transfer.raise_if_failed()
+        for target, peer in known.items():
+            load.at = target
+            self._confirm(load, target, peer)
+        unread = [target for target in load.targets if not target.reads]
+        if unread:
+            self._in_background(lambda: self._release(load.request.remote.address, unread, "done"))
+
+    def _start_transfer(self, load: _Load, known: KnownPeer, pieces: Pieces) -> None:
         plan = self._engine.prepare(known.peer, pieces, op="read")
         transfer = self._engine.submit(plan, timeout_s=self._remaining(load))
         with self._lock:
-            load.transfer = transfer
+            load.transfers.append(transfer)
             cancelled = load.cancelled
         if cancelled:
             transfer.cancel()
-        self._await_settled(load, transfer)
-        load.bytes, load.transport = int(transfer.bytes), transfer.transport
-        transfer.raise_if_failed()
-        self._confirm(load, known)
 
-    def _confirm(self, load: _Load, known: KnownPeer) -> None:
+    def _confirm(self, load: _Load, target: Target, known: KnownPeer) -> None:
         """Give the lease back and make sure that it had been held while its blocks were read."""
         remote = load.request.remote
         lease_id = remote.address.lease
         content = content_digest(remote.block_ids, remote.num_tokens, remote.address.digest)
         timeout_s = max(_MIN_CONTROL_S, min(self._limits.control_timeout_s, load.deadline - self._clock()))
+        load.given_back.add(target)
         try:
-            held = self._control.release(known.peer, lease_id, "done", timeout_s, content)
+            held = self._control.release(
+                known.peer,
+                lease_id,
+                "done",
+                timeout_s,
+                content,
+                reader=target.reader,
+                readers=target.readers,
+            )
         except DeadlineExceededError:
             load.unconfirmed = True
             raise
@@ -265,51 +296,23 @@ class Consumer:
                 "other blocks"
             )
 
-    def _map(self, request: LoadRequest, known: KnownPeer) -> object:
-        pieces = map_blocks(
-            self._geometry,
-            known.cache,
-            request.local_block_ids,
-            request.remote.block_ids,
-            local_regions=self._local_regions,
-            remote_regions=known.regions,
-            local_first_token=request.first_token,
-            first_token=request.first_token,
-            num_tokens=self._padded_tokens(request, known.cache),
-        )
-        if not len(pieces):
-            raise InvalidArgumentError(f"request {request.request_id} names no bytes to load")
-        return pieces
-
-    def _padded_tokens(self, request: LoadRequest, theirs: KVGeometry) -> int:
-        """Tokens to move: up to the end of the last block where both sides have it, since whole blocks are
-        few runs and their tails belong to the request anyway."""
-        whole = -(-request.num_tokens // self._geometry.block_size) * self._geometry.block_size
-        remote_blocks = min(len(ids) for ids in request.remote.block_ids)
-        return max(request.num_tokens, min(whole, remote_blocks * theirs.block_size - request.first_token))
-
-    def _await_settled(self, load: _Load, transfer: Transfer) -> None:
+    def _await_settled(self, load: _Load) -> None:
         """Wait until no thread touches local memory.
 
         Reporting earlier would let the engine reuse blocks under a copy.
         """
-        if transfer.wait(max(0.0, load.deadline - self._clock()) + _SETTLE_GRACE_S):
-            return
-        load.overdue = True
-        transfer.cancel()
-        while not transfer.wait(_SETTLE_POLL_S):
-            logger.error(
-                "transfer of request %s is still not settled after its deadline; its blocks stay reserved",
-                load.request.request_id,
-            )
-
-    def _target(self, address: LeaseAddress) -> tuple[str, str]:
-        if self._geometry.tp_size != address.tp_size:
-            raise InvalidArgumentError(
-                f"tensor parallel sizes differ: ours {self._geometry.tp_size}, prefill engine's "
-                f"{address.tp_size}; start both with the same size"
-            )
-        return address.node_ids[self._rank], address.endpoints[self._rank]
+        for transfer in load.transfers:
+            if not transfer.wait(max(0.0, load.deadline - self._clock()) + _SETTLE_GRACE_S):
+                load.overdue = True
+                transfer.cancel()
+                while not transfer.wait(_SETTLE_POLL_S):
+                    logger.error(
+                        "transfer of request %s is still not settled after its deadline; its blocks stay "
+                        "reserved",
+                        load.request.request_id,
+                    )
+        load.bytes = sum(int(transfer.bytes) for transfer in load.transfers)
+        load.transport = load.transfers[0].transport if load.transfers else ""
 
     def _remaining(self, load: _Load) -> float:
         remaining_s = load.deadline - self._clock()
@@ -324,43 +327,49 @@ class Consumer:
         )
 
     def _name(self, load: _Load) -> str:
-        endpoints = load.request.remote.address.endpoints
-        return endpoints[self._rank] if self._rank < len(endpoints) else endpoints[0]
+        at = load.at or (load.targets[0] if load.targets else None)
+        return at.endpoint if at else load.request.remote.address.endpoints[0]
 
     def _after_failure(self, load: _Load, error: KVFerryError) -> KVFerryError:
-        """Back off from a peer that is gone, tell one that is there, and return the error to report."""
+        """Back off from a peer that is gone, tell those that are there, and return the error to report."""
         address = load.request.remote.address
+        gone: Target | None = None
         if load.overdue:
             error = self._timed_out(load, "loaded")
         if load.cancelled:
             error = CancelledError(f"the request was aborted while it was loaded from {self._name(load)}")
-        elif load.unconfirmed or (isinstance(error, PeerLostError) and not self._reachable(address)):
-            self._peers.report_failure(*self._target(address), error)
-            return error
-        if not isinstance(error, StaleError):
-            self._in_background(lambda: self._release(address, "aborted"))
+        elif load.at and (
+            load.unconfirmed or (isinstance(error, PeerLostError) and not self._reachable(load.at))
+        ):
+            gone = load.at
+            self._peers.report_failure(*gone.node, error)
+        left = [target for target in load.targets if target not in load.given_back and target != gone]
+        if left:
+            self._in_background(lambda: self._release(address, left, "aborted"))
         return error
 
-    def _reachable(self, address: LeaseAddress) -> bool:
-        return self._peers.connected(*self._target(address)) is not None
+    def _reachable(self, target: Target) -> bool:
+        return self._peers.connected(*target.node) is not None
 
-    def _release(self, address: LeaseAddress, reason: ReleaseReason) -> None:
-        """Give the lease back at every rank of the prefill engine that is ours to tell."""
-        for rank in range(self._rank, address.tp_size, self._geometry.tp_size):
-            endpoint = address.endpoints[rank]
+    def _release(self, address: LeaseAddress, targets: Iterable[Target], reason: ReleaseReason) -> None:
+        """Give the lease back at ranks of the prefill engine."""
+        timeout_s = self._limits.control_timeout_s
+        for target in targets:
             try:
-                known = self._peers.reach(address.node_ids[rank], endpoint, self._limits.control_timeout_s)
-                self._control.release(known.peer, address.lease, reason, self._limits.control_timeout_s)
+                known = self._peers.reach(*target.node, timeout_s)
+                self._control.release(
+                    known.peer, address.lease, reason, timeout_s, reader=target.reader, readers=target.readers
+                )
             except KVFerryError as error:
                 if isinstance(
                     error, DeadlineExceededError
                 ):  # it does not answer: spare the next loads the wait
-                    self._peers.report_failure(address.node_ids[rank], endpoint, error)
+                    self._peers.report_failure(*target.node, error)
                 self._count("release_failures")
                 logger.debug(
                     "could not give lease %s back at %s, it runs out by itself: %s",
                     address.lease,
-                    endpoint,
+                    target.endpoint,
                     error,
                 )
 

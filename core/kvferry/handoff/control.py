@@ -50,9 +50,19 @@ class ControlClient:
         self._counts: Counter[str] = Counter()
 
     def release(
-        self, peer: Peer, lease_id: str, reason: ReleaseReason, timeout_s: float, content: str = ""
+        self,
+        peer: Peer,
+        lease_id: str,
+        reason: ReleaseReason,
+        timeout_s: float,
+        content: str = "",
+        *,
+        reader: int = 0,
+        readers: int = 1,
     ) -> bool:
         """Give a lease back and return whether it had been held until then, and for `content` if given.
+
+        It ends when all `readers` have given it back; `reader` counts from 0.
 
         Raises PeerLostError or DeadlineExceededError when no answer came, or what `Engine.send` raises.
         """
@@ -62,7 +72,7 @@ class ControlClient:
             correlation = next(self._correlations)
             self._waiters[correlation] = waiter
         try:
-            body = encode_message(Release(lease_id, correlation, reason, content))
+            body = encode_message(Release(lease_id, correlation, reason, content, reader, readers))
             self._engine.send(peer, body, timeout_s=min(timeout_s, SEND_TIMEOUT_S))
             while not waiter.answered.wait(_POLL_S):
                 if not peer.alive:

@@ -15,6 +15,7 @@ from kvferry.errors import ProtocolError
 
 MAX_MESSAGE_BYTES = 256 * 1024
 MAX_LEASES_PER_RENEW = 1024
+MAX_READERS = 1024  # ranks of one decode engine
 
 LeaseId = Annotated[str, msgspec.Meta(min_length=1, max_length=128)]
 Correlation = Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]
@@ -24,13 +25,17 @@ ReleaseReason = Literal["done", "rejected", "aborted"]
 class Release(msgspec.Struct, frozen=True, tag="release"):
     """Consumer to producer: this lease is no longer needed. Answered by `Released`.
 
-    `content` is `params.content_digest` of what was read under the lease; empty if nothing was.
+    `content` is `params.content_digest` of what was read under the lease; empty if nothing was. Several ranks
+    of a decode engine may share a lease: `reader` of `readers` says who speaks, and the lease ends with the
+    last of them.
     """
 
     lease_id: LeaseId
     correlation: Correlation
     reason: ReleaseReason
     content: Annotated[str, msgspec.Meta(max_length=64)] = ""
+    reader: Annotated[int, msgspec.Meta(ge=0, lt=MAX_READERS)] = 0
+    readers: Annotated[int, msgspec.Meta(ge=1, le=MAX_READERS)] = 1
 
 
 class Released(msgspec.Struct, frozen=True, tag="released"):

@@ -34,7 +34,10 @@ _Shape = TypeVar("_Shape")
 
 
 class LeaseAddress(msgspec.Struct, frozen=True):
-    """Where a lease lives: its id, and each tensor-parallel rank's node and endpoint."""
+    """Where a lease lives: its id, and each rank's node and endpoint.
+
+    Ranks are in order of pipeline stage, then of tensor-parallel rank.
+    """
 
     lease: Annotated[str, msgspec.Meta(max_length=128)]
     node_ids: Annotated[tuple[NodeIdText, ...], msgspec.Meta(min_length=1, max_length=MAX_RANKS)]
@@ -45,11 +48,12 @@ class LeaseAddress(msgspec.Struct, frozen=True):
     lease_s: Annotated[float, msgspec.Meta(ge=0.1, le=86400)] = (
         30.0  # how long the lease lasts without renewal
     )
+    pp_size: Annotated[int, msgspec.Meta(ge=1, le=MAX_RANKS)] = 1
 
     @property
     def tp_size(self) -> int:
-        """Number of ranks of the prefill engine."""
-        return len(self.node_ids)
+        """Number of tensor-parallel ranks of each stage of the prefill engine."""
+        return len(self.node_ids) // self.pp_size
 
 
 class RemotePrefill(msgspec.Struct, frozen=True):
@@ -124,7 +128,7 @@ def build_remote_prefill(remote: RemotePrefill, *, host: str, port: int) -> dict
         "remote_port": port,
         "tp_size": address.tp_size,
         "dcp_size": 1,
-        "pp_size": 1,
+        "pp_size": address.pp_size,
         "remote_num_tokens": remote.num_tokens,
         "remote_blocks_expiry_time": None,
         "transfer_mode": "pull",
@@ -179,4 +183,8 @@ def _check_address(address: LeaseAddress) -> None:
     if len(address.node_ids) != len(address.endpoints):
         raise InvalidArgumentError(
             f"kv_transfer_params: {len(address.node_ids)} node_ids but {len(address.endpoints)} endpoints"
+        )
+    if len(address.node_ids) % address.pp_size:
+        raise InvalidArgumentError(
+            f"kv_transfer_params: {len(address.node_ids)} ranks do not make {address.pp_size} pipeline stages"
         )

@@ -19,6 +19,14 @@ MAX_REMEMBERED_ENDS = 8192
 class _Lease(msgspec.Struct):
     owner: str
     expires_at: float
+    done: set[int] = msgspec.field(default_factory=set)  # readers that have given it back
+
+
+class _Early(msgspec.Struct):
+    reason: str
+    until: float
+    done: set[int]
+    readers: int
 
 
 class LeaseTable:
@@ -41,7 +49,7 @@ class LeaseTable:
         self._leases: dict[str, _Lease] = {}
         self._authority: LeaseAuthority | None = None  # None until the engine has told
         self._issued_through = 0
-        self._early: OrderedDict[str, tuple[str, float]] = OrderedDict()  # lease -> reason, when to forget it
+        self._early: OrderedDict[str, _Early] = OrderedDict()  # given back before it was admitted
         self._past: OrderedDict[str, str] = OrderedDict()  # ended leases, only to name late notices rightly
         self._ended: list[str] = []
         self._counts: Counter[str] = Counter()
@@ -61,27 +69,30 @@ class LeaseTable:
                 self._admit_one(lease_id, owner)
             self._issued_through = max(self._issued_through, issued_through)
 
-    def release(self, lease_id: str, reason: str, content: str = "") -> bool:
-        """End a lease; whether it had been held until now, and for `content` unless that is empty.
+    def release(
+        self, lease_id: str, reason: str, content: str = "", *, reader: int = 0, readers: int = 1
+    ) -> bool:
+        """Give a lease back; whether it had been held until now, and for `content` unless that is empty.
 
-        A wrong, late or repeated id is counted and answered no. So is another content than was leased, and
+        It ends when all `readers`, the ranks that share it, have given it back; one alone ends it at once. A
+        wrong, late or repeated id is counted and answered no. So is another content than was leased, and
         the lease goes on: its rightful reader may still come.
         """
         with self._lock:
             if content and not (self._authority and self._authority.vouches(lease_id, content)):
                 self._counts["forged_notices"] += 1
                 return False
-            if lease_id in self._leases:
-                self._end(lease_id, reason)
+            lease = self._leases.get(lease_id)
+            if lease is not None:
+                if reader in lease.done and readers > 1:
+                    self._counts["duplicate_notices"] += 1
+                    return False
+                lease.done.add(reader)
+                if len(lease.done) >= readers:
+                    self._end(lease_id, reason)
                 return True
             if self._is_early(lease_id):
-                known = lease_id in self._early
-                self._early[lease_id] = (reason, self._clock() + self._lease_s)
-                while len(self._early) > MAX_EARLY_RELEASES:
-                    self._early.popitem(last=False)
-                    self._counts["early_forgotten"] += 1
-                self._counts["duplicate_notices" if known else "early_notices"] += 1
-                return not known
+                return self._release_early(lease_id, reason, reader, readers)
             past = self._past.get(lease_id)
             kind = "unknown" if past is None else "late" if past == "expired" else "duplicate"
             self._counts[f"{kind}_notices"] += 1
@@ -109,7 +120,7 @@ class LeaseTable:
             over = [lease_id for lease_id, lease in self._leases.items() if lease.expires_at <= now]
             for lease_id in over:
                 self._end(lease_id, "expired")
-            for lease_id in [key for key, (_, until) in self._early.items() if until <= now]:
+            for lease_id in [key for key, early in self._early.items() if early.until <= now]:
                 del self._early[lease_id]
                 self._counts["early_forgotten"] += 1
             return len(over)
@@ -139,11 +150,25 @@ class LeaseTable:
         if lease_id in self._leases or lease_id in self._past:
             self._counts["duplicate_admissions"] += 1
             return
-        self._leases[lease_id] = _Lease(owner, self._clock() + self._lease_s)
+        lease = self._leases[lease_id] = _Lease(owner, self._clock() + self._lease_s)
         self._counts["granted"] += 1
         early = self._early.pop(lease_id, None)
         if early is not None:
-            self._end(lease_id, early[0])
+            lease.done = early.done
+            if len(early.done) >= early.readers:
+                self._end(lease_id, early.reason)
+
+    def _release_early(self, lease_id: str, reason: str, reader: int, readers: int) -> bool:
+        early = self._early.setdefault(lease_id, _Early(reason, 0.0, set(), readers))
+        early.until = self._clock() + self._lease_s
+        while len(self._early) > MAX_EARLY_RELEASES:
+            self._early.popitem(last=False)
+            self._counts["early_forgotten"] += 1
+        known = reader in early.done
+        early.done.add(reader)
+        early.readers = min(early.readers, readers)
+        self._counts["duplicate_notices" if known else "early_notices"] += 1
+        return not known
 
     def _end(self, lease_id: str, reason: str) -> None:
         self._ended.append(self._leases.pop(lease_id).owner)

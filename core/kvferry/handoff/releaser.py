@@ -53,7 +53,7 @@ class LeaseReleaser:
         loop = asyncio.get_running_loop()
         jobs = [
             loop.run_in_executor(self._pool, self._job(address, rank, reason, timeout_s))
-            for rank in range(address.tp_size)
+            for rank in range(len(address.node_ids))
         ]
         return all(await asyncio.gather(*jobs))
 

@@ -6,7 +6,7 @@ import logging
 import threading
 import time
 from collections import Counter, defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from kvferry.errors import KVFerryError
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from kvferry.handoff.control import ControlClient
     from kvferry.handoff.params import LeaseAddress
     from kvferry.handoff.peers import KnownPeer, PeerBook
+    from kvferry.handoff.sources import Target
 
 logger = logging.getLogger(__name__)
 
@@ -23,8 +24,9 @@ RENEWALS_PER_LEASE = 4
 
 
 class _Entry:
-    def __init__(self, address: LeaseAddress, next_at: float) -> None:
+    def __init__(self, address: LeaseAddress, nodes: list[tuple[str, str]], next_at: float) -> None:
         self.address = address
+        self.nodes = nodes
         self.next_at = next_at
 
 
@@ -40,13 +42,13 @@ class Renewals:
         control: ControlClient,
         chores: Executor,
         *,
-        rank: int,
+        targets: Callable[[LeaseAddress], Sequence[Target]],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._peers = peers
         self._control = control
         self._chores = chores
-        self._rank = rank
+        self._targets = targets
         self._clock = clock
         self._lock = threading.Lock()
         self._entries: dict[str, _Entry] = {}
@@ -58,10 +60,13 @@ class Renewals:
 
         Known requests keep their schedule.
         """
-        if self._rank >= address.tp_size:
-            return  # the load will be refused
+        try:
+            nodes = [target.node for target in self._targets(address)]
+        except KVFerryError as error:
+            logger.debug("no renewals for request %s, its load will be refused: %s", request_id, error)
+            return
         with self._lock:
-            self._entries.setdefault(request_id, _Entry(address, self._clock()))
+            self._entries.setdefault(request_id, _Entry(address, nodes, self._clock()))
 
     def remove(self, request_id: str) -> None:
         """Stop renewing; unknown ids are fine."""
@@ -76,7 +81,8 @@ class Renewals:
             for entry in self._entries.values():
                 if entry.next_at <= now:
                     entry.next_at = now + entry.address.lease_s / RENEWALS_PER_LEASE
-                    due[self._target(entry.address)].append(entry.address.lease)
+                    for node in entry.nodes:
+                        due[node].append(entry.address.lease)
         for target, leases in due.items():
             known = self._peers.connected(*target)
             if known is not None:
@@ -89,9 +95,6 @@ class Renewals:
         with self._lock:
             counts, self._counts = dict(self._counts), Counter()
             return counts
-
-    def _target(self, address: LeaseAddress) -> tuple[str, str]:
-        return address.node_ids[self._rank], address.endpoints[self._rank]
 
     def _connect_and_renew(self, target: tuple[str, str], leases: list[str]) -> None:
         with self._lock:

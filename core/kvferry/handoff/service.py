@@ -106,7 +106,11 @@ class MessageLoop:
             return
         if isinstance(decoded, Release):
             held = self._table is not None and self._table.release(
-                decoded.lease_id, decoded.reason, decoded.content
+                decoded.lease_id,
+                decoded.reason,
+                decoded.content,
+                reader=decoded.reader,
+                readers=decoded.readers,
             )
             self._answer(message.peer, Released(decoded.correlation, held))
         elif isinstance(decoded, Renew):
@@ -159,8 +163,8 @@ class HandoffWorker:
     """Producer and consumer of one engine worker process, around one transfer engine. Thread-safe.
 
     `summary_interval_s`: how often a line sums the hand-offs up in the log. `geometry` and `local_regions`
-    (region id by layer name) describe the registered KV cache; `rank` is the tensor-parallel rank. The engine
-    stays the caller's; close this before it.
+    (region id by name) describe the registered KV cache. The engine stays the caller's; close this before
+    it.
     """
 
     def __init__(
@@ -189,7 +193,6 @@ class HandoffWorker:
             self._control,
             loads=self._loads,
             chores=self._chores,
-            rank=geometry.tp_rank,
             limits=ConsumerLimits(options.load_timeout_s, options.control_timeout_s),
         )
         self._loop = MessageLoop(engine, table=self.table, control=self._control, tick=self._tick)

@@ -11,7 +11,6 @@ from kvferry.errors import (
     DataCorruptError,
     DeadlineExceededError,
     GeometryMismatchError,
-    InvalidArgumentError,
     KVFerryError,
     OutOfRangeError,
     PeerLostError,
@@ -159,15 +158,15 @@ def test_metadata_that_is_no_geometry(world):
     assert "not a KV geometry" in str(decode.load("d1", other.finish("p1", (3,)), (7,)).error)
 
 
-def test_tensor_parallel_sizes_must_be_equal(world):
+def test_ranks_that_are_not_what_the_request_says(world):
     _, _, prefill, decode = world
     remote = prefill.finish("p1", (3,))
     two = LeaseAddress(
         remote.address.lease, remote.address.node_ids * 2, remote.address.endpoints * 2, lease_s=30.0
     )
     result = decode.load("d1", RemotePrefill(two, remote.block_ids, remote.num_tokens), (7,))
-    assert isinstance(result.error, InvalidArgumentError)
-    assert "ours 1, prefill engine's 2" in str(result.error)
+    assert isinstance(result.error, GeometryMismatchError)
+    assert "tp_size: the request says 2" in str(result.error)
     decode.chores.run()
     assert prefill.table.take_ended() == {"p1"}
 

@@ -11,11 +11,16 @@ from kvferry.layout import MAX_ENCODED_BYTES, KVGeometry, KVGroup, check_compati
 PLAIN = kvgrid.geometry("NHD", 32, 8, "bfloat16", layers=32)
 
 
-def with_group(geometry: KVGeometry = PLAIN, **changes: object) -> KVGeometry:
-    return replace(geometry, groups=(replace(geometry.groups[0], **changes),))
+def with_group(
+    geometry: KVGeometry = PLAIN, *, tp_size: int = 1, tp_rank: int = 0, **changes: object
+) -> KVGeometry:
+    groups = (replace(geometry.groups[0], **changes),)
+    return replace(geometry, groups=groups, tp_size=tp_size, tp_rank=tp_rank)
 
 
 OPAQUE = with_group(layout="OPAQUE", kv_split="FUSED", opaque_tag="cpu/avx2")
+FP8 = kvgrid.geometry("NHD", 32, 8, "fp8_e4m3", layers=32)
+STATE = {"layout": "OPAQUE", "kv_split": "FUSED", "kind": "state", "kv_heads": 1}
 
 
 def test_encode_decode_round_trip():
@@ -77,17 +82,23 @@ MISMATCHES = [
     (PLAIN, replace(PLAIN, model="other"), "model: ours grid, theirs other"),
     (replace(PLAIN, revision="a"), replace(PLAIN, revision="b"), "revision: ours a, theirs b"),
     (PLAIN, replace(PLAIN, dtype="fp8_e4m3"), "dtype: ours bfloat16, theirs fp8_e4m3"),
-    (PLAIN, replace(PLAIN, tp_size=2), "tp_size: ours 1, theirs 2"),
-    (replace(PLAIN, tp_size=2), replace(PLAIN, tp_size=2, tp_rank=1), "tp_rank: ours 0, theirs 1"),
-    (PLAIN, replace(PLAIN, pp_size=2), "pp_size: ours 1, theirs 2"),
-    (replace(PLAIN, pp_size=2), replace(PLAIN, pp_size=2, pp_rank=1), "pp_rank: ours 0, theirs 1"),
+    (PLAIN, replace(PLAIN, tp_size=2), "kv_heads: ours 8, theirs 16"),
     (PLAIN, kvgrid.geometry("NHD", 32, 8, "bfloat16", layers=31), "number of layers: ours 32, theirs 31"),
     (PLAIN, with_group(layer_names=tuple(f"x.{i}" for i in range(32))),
      "layer name: ours layers.0, theirs x.0"),
     (PLAIN, with_group(kind="sliding_window"), "kind: ours full, theirs sliding_window"),
     (kvgrid.geometry("NHD", 32, 4, "bfloat16", layers=32), PLAIN, "kv_heads: ours 4, theirs 8"),
     (PLAIN, kvgrid.geometry("NHD", 32, 8, "bfloat16", layers=32, head_dim=8), "head_dim: ours 4, theirs 8"),
-    (PLAIN, kvgrid.geometry("NHD", 24, 8, "bfloat16", layers=32), "block_size: ours 32, theirs 24"),
+    (with_group(window=64), with_group(window=64, block_size=16, block_bytes=2048),
+     "block_size: ours 32, theirs 16"),
+    (with_group(window=64), with_group(window=32), "window: ours 64, theirs 32"),
+    (OPAQUE, with_group(OPAQUE, kv_heads=4, tp_size=2), "tp_size: ours 1, theirs 2"),
+    (with_group(**STATE, tp_size=2), with_group(**STATE, tp_size=4), "tp_size: ours 2, theirs 4"),
+    (FP8, with_group(FP8, scales=()), "quantisation scales of layer layers.0: ours 1.0, theirs unknown"),
+    (FP8, with_group(FP8, scales=("1.0",) * 31 + ("0.5",)),
+     "quantisation scales of layer layers.31: ours 1.0, theirs 0.5"),
+    (with_group(FP8, scales=()), with_group(FP8, scales=()),
+     "quantisation scales of layer layers.0: ours unknown, theirs unknown"),
     (PLAIN, kvgrid.geometry("NHD", 32, 8, "bfloat16", layers=32, kv_split="LATENT"),
      "kv_split: ours KV_INNER, theirs LATENT"),
     (PLAIN, OPAQUE, "layout: ours NHD, theirs OPAQUE"),
@@ -131,6 +142,10 @@ def test_check_compatible_names_the_group_when_there_are_several():
         with_group(num_blocks=999),
         kvgrid.geometry("HND", 64, 8, "bfloat16", layers=32),
         kvgrid.geometry("NHD", 16, 8, "bfloat16", layers=32, kv_split="KV_OUTER"),
+        kvgrid.geometry("HND", 24, 8, "bfloat16", layers=32),
+        replace(kvgrid.geometry("NHD", 32, 4, "bfloat16", layers=32), tp_size=2, tp_rank=1),
+        with_group(total_kv_heads=8, kv_heads=1, block_bytes=512, tp_size=16, tp_rank=9),
+        replace(kvgrid.geometry("NHD", 32, 8, "bfloat16", layers=12), pp_size=3, pp_rank=2),
     ],
 )
 def test_check_compatible_accepts_what_can_be_mapped(theirs):

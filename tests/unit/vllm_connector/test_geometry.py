@@ -44,7 +44,7 @@ def test_a_known_layout_fits_whatever_the_instruction_set():
 
 def test_ranks_and_sizes():
     assert build(tp_rank=1, tensor_parallel_size=2).tp_rank == 1
-    with pytest.raises(GeometryMismatchError, match="tp_size: ours 1, theirs 2"):
+    with pytest.raises(GeometryMismatchError, match="kv_heads: ours 2, theirs 4"):
         check_compatible(build(), build(tensor_parallel_size=2))
 
 
