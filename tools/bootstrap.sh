@@ -64,6 +64,7 @@ kvferry_system_packages() {
     command -v git >/dev/null 2>&1 || wanted+=(git)
     command -v pkg-config >/dev/null 2>&1 || wanted+=(pkg-config)
     command -v etcd >/dev/null 2>&1 || wanted+=(etcd-server)
+    command -v ip >/dev/null 2>&1 || wanted+=(iproute2)
     if ! ls /usr/lib/llvm-*/lib/clang/*/lib/linux/libclang_rt.fuzzer-*.a >/dev/null 2>&1; then
       if apt-cache show clang-14 >/dev/null 2>&1; then wanted+=(clang-14 libclang-rt-14-dev); else wanted+=(clang libclang-rt-dev); fi
     fi

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
-import shutil
 import subprocess
 import sys
 import time
@@ -17,6 +15,7 @@ import numpy as np
 import pytest
 
 from _engines import options, pattern, pieces
+from _netns import Host, Hosts, two_hosts
 from _rail_relays import RailRelays
 from kvferry.transfer import Engine, PeerStats
 
@@ -89,52 +88,22 @@ def test_traffic_leaves_a_bad_rail_and_comes_back_without_a_failed_request(how):
 # ---- the same with a link that silently swallows everything, between two network namespaces
 
 SECRET = "sixteen bytes or more"
-NETWORKS = ("10.77.1", "10.77.2")
 READER = Path(__file__).parents[1] / "_rail_reader.py"
 
 
-def ip(*words: str) -> subprocess.CompletedProcess[str]:
-    """Run ip(8)."""
-    return subprocess.run(["ip", *words], capture_output=True, text=True, timeout=20, check=False)
-
-
 @pytest.fixture
-def hosts() -> Iterator[tuple[str, str]]:
-    """Two network namespaces with a cable per network between them."""
-    if os.geteuid() != 0 or shutil.which("ip") is None:
-        pytest.skip("network namespaces need root and ip(8)")
-    names = (f"kvf{os.getpid()}a", f"kvf{os.getpid()}b")
-    try:
-        for name in names:
-            made = ip("netns", "add", name)
-            if made.returncode != 0:
-                pytest.skip(f"network namespaces are not possible here: {made.stderr.strip()}")
-            entered = ip("netns", "exec", name, "true")  # mounts /sys anew, which some containers forbid
-            if entered.returncode != 0:
-                pytest.skip(f"network namespaces cannot be entered here: {entered.stderr.strip()}")
-            ip("-n", name, "link", "set", "lo", "up")
-        for number, network in enumerate(NETWORKS):
-            cable = f"rail{number}"
-            ends = (cable, "netns", names[0], "type", "veth", "peer", "name", cable, "netns", names[1])
-            made = ip("link", "add", *ends)
-            if made.returncode != 0:
-                pytest.skip(f"virtual cables are not possible here: {made.stderr.strip()}")
-            for host, name in enumerate(names, start=1):
-                ip("-n", name, "address", "add", f"{network}.{host}/24", "dev", cable)
-                ip("-n", name, "link", "set", cable, "up")
-        yield names
-    finally:
-        for name in names:
-            ip("netns", "delete", name)
+def hosts() -> Iterator[Hosts]:
+    """Two network namespaces with two cables between them."""
+    with two_hosts("rail0", "rail1") as made:
+        yield made
 
 
 @contextlib.contextmanager
-def process_in(host: str, *command: str) -> Iterator[Callable[[], Any]]:
+def process_in(host: Host, *command: str) -> Iterator[Callable[[], Any]]:
     """A Python process in a namespace; the next JSON line that it writes. Ends it by ending its input."""
     process = subprocess.Popen(
-        ["ip", "netns", "exec", host, sys.executable, *command],
-        stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
-    )  # fmt: skip
+        [*host.prefix, sys.executable, *command], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
     assert process.stdin is not None
     assert process.stdout is not None
 
@@ -167,21 +136,21 @@ def until(next_line: Callable[[], Any], condition: Callable[[Any], bool]) -> Any
 
 
 def test_a_pulled_cable_fails_no_request_and_its_rail_returns(hosts):
-    near, far = hosts
+    near, far = hosts.near, hosts.far
     common = {
         "transports": ["tcp"], "allow_fallback": False, "cluster_secret": SECRET, "rails": ["rail0", "rail1"],
         "tcp_streams": 1, "link_timeout_s": 3.0,
     }  # fmt: skip
     serving = json.dumps(
         {
-            "options": {**common, "bind": f"{NETWORKS[0]}.2:0"},
+            "options": {**common, "bind": f"{far.addresses[0]}:0"},
             "regions": [{"name": "m", "length": SIZE, "access": "r"}],
         }
     )
     with process_in(far, "-m", "kvferry.testing.engine_process", serving) as owner:
         reading = json.dumps(
             {
-                "options": {**common, "bind": f"{NETWORKS[0]}.1:0"},
+                "options": {**common, "bind": f"{near.addresses[0]}:0"},
                 "endpoint": owner()["endpoint"],
                 "region": "m",
                 "length": SIZE,
@@ -191,11 +160,11 @@ def test_a_pulled_cable_fails_no_request_and_its_rail_returns(hosts):
             names = [
                 rail[0] for rail in until(reader, lambda line: all(r[1] > 0 for r in line["rails"]))["rails"]
             ]
-            assert [name.split()[1] for name in names] == [f"{network}.1" for network in NETWORKS]
-            ip("-n", far, "link", "set", "rail1", "down")
+            assert [name.split()[1] for name in names] == list(near.addresses)
+            hosts.pull("rail1")
             down = until(reader, lambda line: line["rails"][1][2])
             until(reader, lambda line: line["rails"][0][1] > down["rails"][0][1] + 4 * SIZE)
-            ip("-n", far, "link", "set", "rail1", "up")
+            hosts.plug_in("rail1")
             back = until(reader, lambda line: line["rails"][1][3] >= 1)
             until(reader, lambda line: line["rails"][1][1] > back["rails"][1][1])
             assert back["switches"] >= 2

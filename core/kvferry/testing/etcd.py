@@ -14,6 +14,7 @@ import shutil
 import signal
 import socket
 import subprocess
+import sys
 import time
 import urllib.error
 import urllib.request
@@ -34,12 +35,20 @@ _ENVIRONMENT = {"ETCD_UNSUPPORTED_ARCH": "arm64"} if platform.machine() == "aarc
 class EtcdCluster:
     """`members` processes with their data below `folder`; a context manager that ends them.
 
-    `tls`: further arguments of each member for its clients' side; then `scheme` is https. The addresses stay
-    the same over restarts: ports are taken from below those that the kernel gives to others.
+    `arguments`: further ones of each member; `scheme`: https if they ask for TLS. The addresses stay the same
+    over restarts: ports are taken from below those that the kernel gives to others. `prefix`: a command that
+    becomes the one behind it, e.g. in a network namespace, where `host` is its address.
     """
 
     def __init__(
-        self, folder: Path, members: int = 1, *, arguments: Sequence[str] = (), scheme: str = "http"
+        self,
+        folder: Path,
+        members: int = 1,
+        *,
+        arguments: Sequence[str] = (),
+        scheme: str = "http",
+        host: str = "127.0.0.1",
+        prefix: Sequence[str] = (),
     ) -> None:
         program = shutil.which("etcd")
         if program is None:
@@ -48,6 +57,8 @@ class EtcdCluster:
         self._folder = folder
         self._arguments = list(arguments)
         self._scheme = scheme
+        self._host = host
+        self._prefix = tuple(prefix)
         self._processes: list[subprocess.Popen[bytes] | None] = [None] * members
         self._clients: list[int] = []
         self._peers: list[int] = []
@@ -75,13 +86,13 @@ class EtcdCluster:
     @property
     def urls(self) -> tuple[str, ...]:
         """The base URLs of the members."""
-        return tuple(f"{self._scheme}://127.0.0.1:{port}" for port in self._clients)
+        return tuple(f"{self._scheme}://{self._host}:{port}" for port in self._clients)
 
     @property
     def address(self) -> str:
         """What `cluster.store` is set to."""
         scheme = {"http": "etcd", "https": "etcds"}[self._scheme]
-        return f"{scheme}://" + ",".join(f"127.0.0.1:{port}" for port in self._clients)
+        return f"{scheme}://" + ",".join(f"{self._host}:{port}" for port in self._clients)
 
     def start(self) -> None:
         """Start the members that do not run."""
@@ -145,7 +156,7 @@ class EtcdCluster:
 
     def _start(self, index: int) -> subprocess.Popen[bytes]:
         client = self.urls[index]
-        peers = [f"http://127.0.0.1:{port}" for port in self._peers]
+        peers = [f"http://{self._host}:{port}" for port in self._peers]
         self._folder.mkdir(parents=True, exist_ok=True)
         log = self._folder / f"member{index}.log"
         arguments = {
@@ -163,6 +174,7 @@ class EtcdCluster:
         with log.open("ab") as output:
             return subprocess.Popen(
                 [
+                    *self._prefix,
                     self._program,
                     *(f"--{name}={value}" for name, value in arguments.items()),
                     *self._arguments,
@@ -178,6 +190,8 @@ class EtcdCluster:
         if process is None or process.poll() is not None:
             log = (self._folder / f"member{index}.log").read_text(errors="replace")[-1000:]
             raise RuntimeError(f"etcd ended while it started: {log}")
+        if self._prefix:
+            return self._answers_there(index)
         if self._scheme == "https":
             with contextlib.suppress(OSError):
                 socket.create_connection(("127.0.0.1", self._clients[index]), 1.0).close()
@@ -191,6 +205,14 @@ class EtcdCluster:
         except OSError:
             return False
         return True
+
+    def _answers_there(self, index: int) -> bool:
+        """Ask for its health from where it runs."""
+        ask = f"import urllib.request as r; r.urlopen({self.urls[index]!r} + '/health', timeout=5)"
+        done = subprocess.run(
+            [*self._prefix, sys.executable, "-c", ask], stderr=subprocess.DEVNULL, timeout=30, check=False
+        )
+        return done.returncode == 0
 
 
 def _text(raw: bytes) -> str:

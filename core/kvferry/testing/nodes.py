@@ -29,11 +29,17 @@ class NodeChild:
     """
 
     def __init__(
-        self, directory: Path, *flags: str, environ: Mapping[str, str] | None = None, name: str = "default"
+        self,
+        directory: Path,
+        *flags: str,
+        environ: Mapping[str, str] | None = None,
+        name: str = "default",
+        prefix: Sequence[str] = (),
     ) -> None:
         """Start it and wait until it can be found. Raises `UnavailableError` with its output if it ends
-        first.
+        first. `prefix`: a command that becomes the one behind it, e.g. in a network namespace.
         """
+        self.prefix = tuple(prefix)
         self.cluster = ClusterOptions(directory=str(directory), name=name)
         known = {advert.node_id for advert in find_nodes(self.cluster)}
         self._log = (directory / f"node-{len(list(directory.glob('node-*.log')))}.log").open("wb")
@@ -45,7 +51,7 @@ class NodeChild:
             **self._given,
         }
         self.process = subprocess.Popen(
-            [sys.executable, "-c", _COMMAND, "node", *flags],
+            [*self.prefix, sys.executable, "-c", _COMMAND, "node", *flags],
             env=self._environ, stdout=self._log, stderr=subprocess.STDOUT,
         )  # fmt: skip
 
@@ -84,7 +90,7 @@ class NodeChild:
         code.
         """
         done = subprocess.run(
-            [sys.executable, "-c", _COMMAND, *words],
+            [*self.prefix, sys.executable, "-c", _COMMAND, *words],
             env=self._environ,
             capture_output=True,
             timeout=_STOP_S,

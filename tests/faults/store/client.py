@@ -158,6 +158,10 @@ class Client:
             ends[end] = ends.get(end, 0) + 1
         return ends
 
+    def members(self) -> int:
+        """How many nodes this client knows."""
+        return len(self._store.members)
+
     def serve(self) -> None:
         """Do what stdin says, until it ends."""
         for line in sys.stdin:

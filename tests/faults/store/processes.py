@@ -36,10 +36,14 @@ class ClientProcess:
         self._seen = 0
         self._text = b""
         config = json.dumps(node.settings(timeout_s=CALL_S))
-        command = [sys.executable, "-m", "tests.faults.store.client", config, str(history)]
+        program = [sys.executable, "-m", "tests.faults.store.client", config, str(history)]
         with history.with_suffix(".err").open("wb") as errors:
             self.process = subprocess.Popen(
-                command, env=dict(node.environ), stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors
+                [*node.prefix, *program],
+                env=dict(node.environ),
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=errors,
             )
         if self.hear() != "ready":
             raise Failure(f"client {self.name} did not start")
