@@ -84,14 +84,14 @@ class SourceMap:
         held: dict[int, set[str]] = defaultdict(set)
         for cache in caches:
             held[cache.tp_rank].update(name for group in cache.groups for name in group.layer_names)
+        ours = [name for group in self._geometry.groups for name in group.layer_names]
         for names in held.values():
-            for group in self._geometry.groups:
-                for name in group.layer_names:
-                    if name not in names:
-                        raise GeometryMismatchError(
-                            f"layer name: ours {name}, theirs none of {len(names)} in all stages; "
-                            "start both engines with the same model"
-                        )
+            missing = [name for name in ours if name not in names]
+            if missing:
+                raise GeometryMismatchError(
+                    f"layer name: ours {missing[0]}, theirs none of {len(names)} in all stages; "
+                    "start both engines with the same model"
+                )
 
 
 def _check_rank(address: LeaseAddress, target: Target, cache: KVGeometry) -> None:

@@ -205,21 +205,10 @@ def strides_of(group: KVGroup, block_size: int) -> Strides:
     An opaque block counts as one item of `block_bytes`. Raises `InvalidArgumentError` when `block_bytes` is
     not a whole number of bytes per element times the block's shape, or layout, split and strides contradict.
     """
-    if group.block_stride and group.kv_split == "KV_OUTER":
-        raise InvalidArgumentError("kv_split KV_OUTER has no block_stride: K and V blocks lie apart")
-    if group.head_stride and (group.layout not in ("HND", "HND_KT") or group.kv_split == "KV_INNER"):
-        raise InvalidArgumentError(f"layout {group.layout}, kv_split {group.kv_split} has no head_stride")
+    _check_split(group)
     stride = group.block_stride or group.block_bytes
     if group.layout == "OPAQUE":
-        if group.kv_split not in ("FUSED", "LATENT"):
-            raise InvalidArgumentError(
-                f"an OPAQUE block is one run, so kv_split must be FUSED or LATENT, not {group.kv_split}"
-            )
         return Strides(stride, group.block_bytes, (Plane(0, 0, 0, 0),))
-    if group.kv_split == "KV_HEAD" and group.layout == "NHD":
-        raise InvalidArgumentError("kv_split KV_HEAD needs a head-major layout (HND or HND_KT), not NHD")
-    if group.kv_split != "KV_HEAD" and group.layout == "HND_KT":
-        raise InvalidArgumentError(f"layout HND_KT needs kv_split KV_HEAD, not {group.kv_split}")
     elements = group.planes * block_size * group.kv_heads * group.head_dim
     item, rest = divmod(group.block_bytes, elements)
     if rest or item == 0:
@@ -235,6 +224,22 @@ def strides_of(group: KVGroup, block_size: int) -> Strides:
         _planes(group, block_size, item),
         packed=group.head_stride in (0, per_head) and group.kv_split != "KV_OUTER",
     )
+
+
+def _check_split(group: KVGroup) -> None:
+    layout, split = group.layout, group.kv_split
+    if layout == "OPAQUE" and split not in ("FUSED", "LATENT"):
+        raise InvalidArgumentError(
+            f"an OPAQUE block is one run, so kv_split must be FUSED or LATENT, not {split}"
+        )
+    if split == "KV_HEAD" and layout == "NHD":
+        raise InvalidArgumentError("kv_split KV_HEAD needs a head-major layout (HND or HND_KT), not NHD")
+    if layout == "HND_KT" and split != "KV_HEAD":
+        raise InvalidArgumentError(f"layout HND_KT needs kv_split KV_HEAD, not {split}")
+    if group.block_stride and split == "KV_OUTER":
+        raise InvalidArgumentError("kv_split KV_OUTER has no block_stride: K and V blocks lie apart")
+    if group.head_stride and (layout not in ("HND", "HND_KT") or split in ("KV_INNER", "KV_OUTER")):
+        raise InvalidArgumentError(f"layout {layout} with kv_split {split} has no head_stride")
 
 
 def _planes(group: KVGroup, block_size: int, item: int) -> tuple[Plane, ...]:
