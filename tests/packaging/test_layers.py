@@ -28,6 +28,7 @@ ALLOWED: dict[str, set[str]] = {
     "scheduling": LEAVES,
     "router": LEAVES | {"scheduling", "handoff", "transfer", "index"},
     "store": LEAVES | {"transfer", "_native"},
+    "pool": LEAVES | {"handoff", "layout", "index", "store"},
     "node": LEAVES | {"store", "meta", "_native"},
     "cli": LEAVES | {"router", "node", "store", "transfer", "_native"},
     "testing": LEAVES | {"transfer", "layout", "meta", "handoff", "scheduling", "router", "store", "node"},

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from kvferry.config.sources import process_environment
 from kvferry.errors import UnsupportedError
 from kvferry.versions import in_range
 
@@ -17,6 +18,8 @@ _SINGLE = {
 }
 # Speculation without a KV cache of its own.
 _DRAFTLESS = ("ngram", "ngram_gpu", "suffix")
+# Block hashes that are equal in all processes, whatever the environment.
+_SEEDLESS_HASHES = ("sha256", "sha256_cbor")
 
 
 def check_version(version: str) -> None:
@@ -58,3 +61,18 @@ def check_groups(kv_cache_config: Any) -> None:
         raise UnsupportedError(
             f"KVFerryConnector does not support a KV cache of kind {type(spec).__name__} yet"
         )
+
+
+def pools(enabled: str, vllm_config: Any) -> bool:
+    """Return whether the engine uses the pool. Raise UnsupportedError if it should, and its block hashes mean
+    nothing to other processes."""
+    if enabled == "off" or (enabled == "auto" and vllm_config.kv_transfer_config.kv_role != "kv_both"):
+        return False
+    algorithm = vllm_config.cache_config.prefix_caching_hash_algo
+    if algorithm not in _SEEDLESS_HASHES and not process_environment().get("PYTHONHASHSEED"):
+        raise UnsupportedError(
+            f"KVFerryConnector cannot pool with --prefix-caching-hash-algo {algorithm}, whose hashes differ "
+            "from process to process: use sha256, set PYTHONHASHSEED to the same number everywhere, or set "
+            "pool.enabled to off"
+        )
+    return True

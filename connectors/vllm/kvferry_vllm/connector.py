@@ -14,18 +14,23 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     KVConnectorMetadata,
     KVConnectorRole,
     KVConnectorTransferResults,
+    KVConnectorWorkerMetadata,
 )
 from vllm.distributed.kv_transfer.kv_connector.v1.metrics import KVConnectorPromMetrics, KVConnectorStats
 from vllm.distributed.parallel_state import get_tensor_model_parallel_rank
+from vllm.v1.core.kv_cache_utils import resolve_kv_cache_block_sizes
 from vllm.v1.metrics.cache_hit_source import CacheHitSource
 
 from kvferry.config import apply_log_options, explain_changes, load_config
 from kvferry.errors import ConfigError
+from kvferry.handoff import WorkerAddress
+from kvferry.layout import KVGeometry
+from kvferry.pool import GroupShape, PoolFront, PoolKeys, SavedCounts, identity_of
 from kvferry_vllm import _support
 from kvferry_vllm.cpu_layout import measure_layout
 from kvferry_vllm.geometry import build_geometry, layer_memories
 from kvferry_vllm.metadata import StepOrders
-from kvferry_vllm.scheduler import EngineFacts, SchedulerHalf, WorkerAddress
+from kvferry_vllm.scheduler import EngineFacts, SchedulerHalf
 from kvferry_vllm.stats import KVFerryPromMetrics, KVFerryStats
 from kvferry_vllm.worker import WorkerHalf
 
@@ -43,13 +48,28 @@ class KVFerryConnectorMetadata(KVConnectorMetadata):
 
 @dataclass
 class KVFerryHandshakeMetadata(KVConnectorHandshakeMetadata):
-    """Where a worker's transfer engine is, worker to scheduler."""
+    """Where a worker's transfer engine is, and what its KV cache looks like, worker to scheduler."""
 
     address: WorkerAddress
+    geometry: KVGeometry
+
+
+@dataclass
+class KVFerryWorkerMetadata(KVConnectorWorkerMetadata):
+    """Which saves ended in a step, workers to scheduler."""
+
+    saved: SavedCounts
+
+    def aggregate(self, other: KVConnectorWorkerMetadata) -> KVConnectorWorkerMetadata:
+        """Add another worker's."""
+        if isinstance(other, KVFerryWorkerMetadata):
+            return KVFerryWorkerMetadata(self.saved.plus(other.saved))
+        return self
 
 
 class KVFerryConnector(KVConnectorBase_V1):
-    """Prefill/decode disaggregation: the decode engine pulls a prompt's KV cache from the prefill engine."""
+    """Prefill/decode disaggregation, where the decode engine pulls a prompt's KV cache from the prefill
+    engine, and a pool of prefixes that engines share."""
 
     _cache_hit_source = CacheHitSource.P2P
 
@@ -69,21 +89,26 @@ class KVFerryConnector(KVConnectorBase_V1):
         logger.info("settings: %s", explain_changes(self._config))
         # vLLM's scheduler reads this right after it has made its connector; its default is to fail requests.
         transfer_config.kv_load_failure_policy = self._config.handoff.load_failure
+        self._pools = _support.pools(self._config.pool.enabled, vllm_config)
         self._scheduler: SchedulerHalf | None = None
         self._worker: WorkerHalf | None = None
-        self._address: WorkerAddress | None = None
+        self._handshake: KVFerryHandshakeMetadata | None = None
+        self._block_pool: Any = None
         if role is KVConnectorRole.SCHEDULER:
             self._scheduler = SchedulerHalf(
                 EngineFacts(
                     engine_id=transfer_config.engine_id,
-                    block_size=kv_cache_config.kv_cache_groups[0].kv_cache_spec.block_size,
+                    block_tokens=tuple(
+                        group.kv_cache_spec.block_size for group in kv_cache_config.kv_cache_groups
+                    ),
                     is_producer=transfer_config.is_kv_producer,
                     is_consumer=transfer_config.is_kv_consumer,
                     lease_s=self._config.handoff.lease_s,
+                    save_generated=self._config.pool.save_generated,
                 )
             )
         else:
-            self._worker = WorkerHalf(self._config)
+            self._worker = WorkerHalf(self._config, pools=self._pools)
 
     @classmethod
     def get_required_kvcache_layout(cls, vllm_config: Any) -> str | None:
@@ -104,18 +129,16 @@ class KVFerryConnector(KVConnectorBase_V1):
             instruction_set=torch.backends.cpu.get_cpu_capability(),
             layout=measure_layout(next(iter(kv_caches.values()))[0]),
         )
-        self._address = self._worker_half().register(layers, geometry)
+        address = self._worker_half().register(layers, geometry)
+        self._handshake = KVFerryHandshakeMetadata(address, geometry)
 
     def get_handshake_metadata(self) -> KVConnectorHandshakeMetadata | None:
         """Tell the scheduler half where this worker is."""
-        return None if self._address is None else KVFerryHandshakeMetadata(self._address)
+        return self._handshake
 
     def start_load_kv(self, forward_context: Any, **kwargs: Any) -> None:
         """Carry out the step's orders; loads go on in threads of their own."""
-        metadata = self._get_connector_metadata()
-        if not isinstance(metadata, KVFerryConnectorMetadata):
-            raise TypeError(f"expected KVFerryConnectorMetadata, got {type(metadata).__name__}")
-        self._worker_half().start_step(metadata.orders)
+        self._worker_half().start_step(self._orders())
 
     def wait_for_layer_load(self, layer_name: str) -> None:
         """Do nothing: a request is scheduled only after its load has ended."""
@@ -126,7 +149,14 @@ class KVFerryConnector(KVConnectorBase_V1):
         """Do nothing: the decode engine reads the blocks when the prompt is finished."""
 
     def wait_for_save(self) -> None:
-        """Do nothing: see `save_kv_layer`."""
+        """Begin to save the blocks that the step has filled; vLLM keeps them until `update_connector_output`
+        hears that they are saved."""
+        self._worker_half().end_step(self._orders())
+
+    def build_connector_worker_meta(self) -> KVConnectorWorkerMetadata | None:
+        """Report which saves ended."""
+        saved = self._worker_half().take_saved()
+        return None if saved is None else KVFerryWorkerMetadata(saved)
 
     def get_transfer_results(self, finished_req_ids: set[str]) -> KVConnectorTransferResults:
         """Report what ended: requests whose leases ended, and loads. A failed load names the request, which
@@ -138,15 +168,34 @@ class KVFerryConnector(KVConnectorBase_V1):
 
     # Scheduler side
 
+    def bind_gpu_block_pool(self, gpu_block_pool: Any) -> None:
+        """Take vLLM's block pool, which keeps blocks while they are being saved."""
+        self._block_pool = gpu_block_pool
+
     def set_xfer_handshake_metadata(self, metadata: dict[int, KVConnectorHandshakeMetadata]) -> None:
-        """Take the workers' addresses, by tensor-parallel rank."""
-        self._scheduler_half().set_workers(
-            {
-                rank: item.address
-                for rank, item in metadata.items()
-                if isinstance(item, KVFerryHandshakeMetadata)
-            }
+        """Take the workers' addresses, by tensor-parallel rank, and begin to pool."""
+        ours = {rank: item for rank, item in metadata.items() if isinstance(item, KVFerryHandshakeMetadata)}
+        self._scheduler_half().set_workers({rank: item.address for rank, item in ours.items()})
+        if self._pools and ours:
+            front = PoolFront(self._config, self._pool_keys(ours[min(ours)].geometry))
+            self._scheduler_half().set_pool(front, self._block_pool, self._config.pool.max_held)
+
+    def _pool_keys(self, geometry: KVGeometry) -> PoolKeys:
+        _, hash_tokens = resolve_kv_cache_block_sizes(self._kv_cache_config, self._vllm_config)
+        specs = [group.kv_cache_spec for group in self._kv_cache_config.kv_cache_groups]
+        identity = identity_of(
+            geometry,
+            hashing=f"vllm/{self._vllm_config.cache_config.prefix_caching_hash_algo}/{hash_tokens}",
+            namespace=self._config.pool.namespace,
+            tenant=self._config.store.tenant,
         )
+        shapes = [
+            GroupShape(
+                spec.block_size, spec.block_size // hash_tokens, getattr(spec, "sliding_window", 0) or 0
+            )
+            for spec in specs
+        ]
+        return PoolKeys(identity, shapes, secret=self._config.transfer.cluster_secret)
 
     def get_loaded_kv_cache_group_ids(self, request: Any) -> tuple[int, ...]:
         """A load restores the request's own blocks in every group that takes part in transfers."""
@@ -161,21 +210,43 @@ class KVFerryConnector(KVConnectorBase_V1):
         """See `SchedulerHalf.matched_tokens`."""
         return self._scheduler_half().matched_tokens(request, num_computed_tokens)
 
+    def get_external_cache_hit_sources(
+        self, request: Any, num_external_tokens: int
+    ) -> dict[CacheHitSource, int]:
+        """Split a load between the pool, which counts as the host's memory, and a prefill engine."""
+        pooled = min(self._scheduler_half().pooled_tokens(request.request_id), num_external_tokens)
+        split = {CacheHitSource.HOST: pooled, CacheHitSource.P2P: num_external_tokens - pooled}
+        return {source: count for source, count in split.items() if count}
+
     def update_state_after_alloc(self, request: Any, blocks: Any, num_external_tokens: int) -> None:
         """See `SchedulerHalf.after_alloc`."""
         self._scheduler_half().after_alloc(request, blocks, num_external_tokens)
 
     def build_connector_meta(self, scheduler_output: Any) -> KVConnectorMetadata:
         """Hand the step's orders to the workers."""
+        self._scheduler_half().scheduled(scheduler_output)
         return KVFerryConnectorMetadata(self._scheduler_half().take_orders())
 
     def update_connector_output(self, connector_output: Any) -> None:
-        """Take note of ended loads."""
-        self._scheduler_half().loads_ended(set(connector_output.finished_recving or ()))
+        """Take note of ended loads and saves."""
+        half = self._scheduler_half()
+        half.loads_ended(
+            set(connector_output.finished_recving or ()), set(connector_output.failed_recving or ())
+        )
+        if isinstance(connector_output.kv_connector_worker_meta, KVFerryWorkerMetadata):
+            half.saves_ended(connector_output.kv_connector_worker_meta.saved.ended)
+
+    def has_pending_push_work(self) -> bool:
+        """Keep an idle engine stepping while blocks are being saved: it hears of their end in a step."""
+        return self._scheduler_half().saves_pending
+
+    def reset_cache(self) -> bool | None:
+        """Remove this model's blocks from the pool, for all engines that share them."""
+        return self._scheduler_half().forget_pool()
 
     def request_finished(self, request: Any, block_ids: list[int]) -> tuple[bool, dict[str, Any] | None]:
         """See `SchedulerHalf.request_finished`."""
-        return self._scheduler_half().request_finished(request, block_ids)
+        return self._scheduler_half().request_finished(request, (block_ids,))
 
     # Both sides
 
@@ -184,7 +255,8 @@ class KVFerryConnector(KVConnectorBase_V1):
         if self._worker is not None:
             stats = KVFerryStats.of(*self._worker.take_stats())
         else:
-            stats = KVFerryStats.of((), self._scheduler_half().take_counts())
+            handoff, pool = self._scheduler_half().take_counts()
+            stats = KVFerryStats.of((), handoff, (), pool)
         return None if stats.is_empty() else stats
 
     @classmethod
@@ -205,8 +277,15 @@ class KVFerryConnector(KVConnectorBase_V1):
 
     def shutdown(self) -> None:
         """Stop threads and connections; idempotent."""
-        if self._worker is not None:
-            self._worker.close()
+        for half in (self._worker, self._scheduler):
+            if half is not None:
+                half.close()
+
+    def _orders(self) -> StepOrders:
+        metadata = self._get_connector_metadata()
+        if not isinstance(metadata, KVFerryConnectorMetadata):
+            raise TypeError(f"expected KVFerryConnectorMetadata, got {type(metadata).__name__}")
+        return metadata.orders
 
     def _scheduler_half(self) -> SchedulerHalf:
         if self._scheduler is None:

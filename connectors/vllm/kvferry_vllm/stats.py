@@ -13,6 +13,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.metrics import KVConnectorProm
 
 from kvferry.handoff import LoadResult
 from kvferry.metrics import Kind, metrics_of
+from kvferry.pool import PoolLoad
 
 PREFIX = "vllm:"  # vLLM's own, so that it unregisters them together with its metrics
 
@@ -31,11 +32,20 @@ _COUNTS: dict[str, tuple[str, str]] = {
     "malformed_messages": ("kvferry_handoff_notices_ignored_total", "malformed"),
 }
 _REFUSED = "refused_"
+LOAD_SECONDS = "kvferry_handoff_load_seconds"
+POOL_SECONDS = "kvferry_pool_load_seconds"
+_POOL_SHOWN = {
+    "pool hits": "kvferry_pool_lookups_total|hit",
+    "pool loads": "kvferry_pool_loads_total|loaded",
+    "pool loads failed": "kvferry_pool_loads_total|failed",
+    "blocks saved": "kvferry_pool_saved_blocks_total|saved",
+}
 
 
 @dataclass
 class KVFerryStats(KVConnectorStats):
-    """`data`: "counts" by `metric name|label value`, and "load_seconds", one number per successful load."""
+    """`data`: "counts" by `metric name|label value`, and for each successful load one number of seconds, by
+    histogram."""
 
     data: dict[str, Any] = field(default_factory=dict)
 
@@ -44,7 +54,13 @@ class KVFerryStats(KVConnectorStats):
             self.reset()
 
     @classmethod
-    def of(cls, results: Iterable[LoadResult], counts: Mapping[str, int]) -> KVFerryStats:
+    def of(
+        cls,
+        results: Iterable[LoadResult],
+        counts: Mapping[str, int],
+        pool_loads: Iterable[PoolLoad] = (),
+        pool_counts: Mapping[str, int] | None = None,
+    ) -> KVFerryStats:
         """Return the statistics of one worker or scheduler step."""
         stats = cls()
         totals: Counter[str] = Counter()
@@ -53,7 +69,7 @@ class KVFerryStats(KVConnectorStats):
             totals[f"kvferry_handoff_loads_total|{outcome}"] += 1
             if result.error is None:
                 totals[f"kvferry_handoff_loaded_bytes_total|{result.transport}"] += result.bytes
-                stats.data["load_seconds"].append(result.seconds)
+                stats.data[LOAD_SECONDS].append(result.seconds)
             elif not result.cancelled:
                 totals[f"kvferry_handoff_load_failures_total|{result.error.code}"] += 1
         for name, count in counts.items():
@@ -61,12 +77,16 @@ class KVFerryStats(KVConnectorStats):
                 totals[f"kvferry_handoff_refused_requests_total|{name.removeprefix(_REFUSED)}"] += count
             elif name in _COUNTS:
                 totals["|".join(_COUNTS[name])] += count
+        for name, count in (pool_counts or {}).items():
+            short, _, label = name.partition("|")
+            totals[f"kvferry_pool_{short}_total|{label}"] += count
+        stats.data[POOL_SECONDS] += [load.seconds for load in pool_loads if load.error is None]
         stats.data["counts"] = dict(totals)
         return stats
 
     def reset(self) -> None:
         """Forget everything."""
-        self.data = {"counts": {}, "load_seconds": []}
+        self.data = {"counts": {}, LOAD_SECONDS: [], POOL_SECONDS: []}
 
     def is_empty(self) -> bool:
         """Whether nothing happened."""
@@ -77,12 +97,13 @@ class KVFerryStats(KVConnectorStats):
         counts = Counter(self.data["counts"])
         counts.update(other.data["counts"])
         self.data["counts"] = dict(counts)
-        self.data["load_seconds"] += other.data["load_seconds"]
+        for histogram in (LOAD_SECONDS, POOL_SECONDS):
+            self.data[histogram] += other.data[histogram]
         return self
 
     def reduce(self) -> dict[str, int | float]:
         """Return what vLLM's periodic log line shows."""
-        counts, seconds = self.data["counts"], sorted(self.data["load_seconds"])
+        counts, seconds = self.data["counts"], sorted(self.data[LOAD_SECONDS])
         moved = sum(size for key, size in counts.items() if key.startswith("kvferry_handoff_loaded_bytes"))
         shown: dict[str, int | float] = {
             f"loads {outcome}": counts.get(f"kvferry_handoff_loads_total|{outcome}", 0)
@@ -92,13 +113,16 @@ class KVFerryStats(KVConnectorStats):
         if seconds:
             shown["load p50 (ms)"] = round(seconds[len(seconds) // 2] * 1e3, 2)
             shown["load max (ms)"] = round(seconds[-1] * 1e3, 2)
+        for title, key in _POOL_SHOWN.items():
+            if key in counts:
+                shown[title] = counts[key]
         shown["leases granted"] = counts.get("kvferry_handoff_leases_granted_total|", 0)
         shown["leases expired"] = counts.get("kvferry_handoff_leases_ended_total|expired", 0)
         return shown
 
 
 class KVFerryPromMetrics(KVConnectorPromMetrics):
-    """The `handoff` metrics of KVFerry's table, registered through vLLM under its prefix."""
+    """The `handoff` and `pool` metrics of KVFerry's table, registered through vLLM under its prefix."""
 
     def __init__(
         self,
@@ -109,7 +133,7 @@ class KVFerryPromMetrics(KVConnectorPromMetrics):
     ) -> None:
         super().__init__(vllm_config, metric_types, labelnames, per_engine_labelvalues)
         self._collectors: dict[str, Any] = {}
-        for metric in metrics_of("handoff"):
+        for metric in (*metrics_of("handoff"), *metrics_of("pool")):
             labels = [*labelnames, *metric.labels]
             if metric.kind is Kind.HISTOGRAM:
                 collector = metric_types[PromHistogram](
@@ -131,6 +155,7 @@ class KVFerryPromMetrics(KVConnectorPromMetrics):
             name, _, label = key.partition("|")
             values = [*engine, label] if label else engine
             self._collectors[name].labels(*values).inc(count)
-        histogram = self._collectors["kvferry_handoff_load_seconds"].labels(*engine)
-        for seconds in transfer_stats_data["load_seconds"]:
-            histogram.observe(seconds)
+        for name in (LOAD_SECONDS, POOL_SECONDS):
+            histogram = self._collectors[name].labels(*engine)
+            for seconds in transfer_stats_data[name]:
+                histogram.observe(seconds)

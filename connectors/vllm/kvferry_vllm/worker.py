@@ -9,14 +9,16 @@ import logging
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from kvferry.config import Config
 from kvferry.errors import KVFerryError
-from kvferry.handoff import HandoffWorker, LoadResult
+from kvferry.handoff import HandoffWorker, LoadResult, WorkerAddress
 from kvferry.layout import KVGeometry
+from kvferry.pool import GroupMemory, LoadParts, PoolBack, PoolLoad, SavedCounts
 from kvferry.transfer import Engine
 from kvferry_vllm.geometry import LayerMemory
 from kvferry_vllm.metadata import StepOrders
-from kvferry_vllm.scheduler import WorkerAddress
 
 logger = logging.getLogger("kvferry.vllm.worker")
 
@@ -29,15 +31,37 @@ class Ended(NamedTuple):
     failed: set[str]
 
 
-class WorkerHalf:
-    """One per worker process. `make_engine` is replaceable for tests."""
+class WorkerStats(NamedTuple):
+    """What happened since the last time it was asked for."""
 
-    def __init__(self, config: Config, *, make_engine: Callable[..., Any] = Engine) -> None:
+    handoffs: list[LoadResult]
+    handoff_counts: Mapping[str, int]
+    pool_loads: list[PoolLoad]
+    pool_counts: Mapping[str, int]
+
+
+class WorkerHalf:
+    """One per worker process. `make_engine` and `make_pool` are replaceable for tests; `pools`: whether this
+    engine uses the pool."""
+
+    def __init__(
+        self,
+        config: Config,
+        *,
+        pools: bool = False,
+        make_engine: Callable[..., Any] = Engine,
+        make_pool: Callable[..., Any] = PoolBack,
+    ) -> None:
         self._config = config
+        self._pools = pools
         self._make_engine = make_engine
+        self._make_pool = make_pool
         self._engine: Any = None
         self._handoff: HandoffWorker | None = None
+        self._pool: PoolBack | None = None
+        self._parts = LoadParts()
         self._results: list[LoadResult] = []  # for the statistics
+        self._pool_loads: list[PoolLoad] = []
 
     def register(self, layers: list[LayerMemory], geometry: KVGeometry) -> WorkerAddress:
         """Register the KV cache and start serving. Raises KVFerryError when the engine cannot be set up."""
@@ -54,6 +78,13 @@ class WorkerHalf:
             allow_remote=bool(self._config.transfer.cluster_secret),
             summary_interval_s=self._config.log.summary_interval_s,
         )
+        if self._pools:
+            self._pool = self._make_pool(
+                self._config,
+                _memory_of(layers, geometry),
+                [layer.tensor for layer in layers],
+                rank=geometry.tp_rank,
+            )
         address = WorkerAddress(self._engine.node_id, str(self._engine.endpoint))
         logger.info(
             "KVFerry node %s serves %d layers, %.1f MiB of KV cache, at %s",
@@ -65,45 +96,62 @@ class WorkerHalf:
         return address
 
     def start_step(self, orders: StepOrders) -> None:
-        """Carry out the scheduler's orders; returns at once."""
+        """Carry out the scheduler's orders, except for saves; returns at once."""
         handoff = self._started()
-        handoff.table.admit(orders.authority, orders.issued_through, orders.leases)
-        for watch in orders.watches:
-            handoff.consumer.watch(watch.request_id, watch.address)
-        for load in orders.loads:
-            handoff.consumer.submit(load)
-        for give_back in orders.give_backs:
-            if self._engine.node_id in give_back.address.node_ids:
-                handoff.table.release(give_back.address.lease, give_back.reason)
-            else:
-                handoff.consumer.release(give_back.request_id, give_back.address, give_back.reason)
-        for request_id in orders.cancels:
-            handoff.consumer.cancel(request_id)
+        self._parts.begin(load.request_id for load in orders.handoff.loads)
+        handoff.carry_out(orders.handoff)
+        if self._pool is not None and orders.pool is not None:
+            self._parts.begin(load.request_id for load in orders.pool.loads)
+            self._pool.start_loads(orders.pool)
+
+    def end_step(self, orders: StepOrders) -> None:
+        """Begin to save what the step computed; returns at once."""
+        if self._pool is not None and orders.pool is not None:
+            self._pool.worker.start_saves(orders.pool)
 
     def take_ended(self) -> Ended:
         """Return what ended since the last call."""
         handoff = self._started()
         results = handoff.take_results()
+        pooled = [] if self._pool is None else self._pool.worker.take_results()
         self._results += results
-        received = {result.request_id for result in results}
-        failed = {result.request_id for result in results if result.error is not None}
-        return Ended(handoff.table.take_ended(), received, failed)
+        self._pool_loads += pooled
+        parts = [(result.request_id, result.error is not None) for result in [*results, *pooled]]
+        return Ended(handoff.table.take_ended(), *self._parts.end(parts))
 
-    def take_stats(self) -> tuple[list[LoadResult], Mapping[str, int]]:
-        """Return the loads that ended, and what was counted, since the last call."""
-        results, self._results = self._results, []
-        return results, self._started().take_counts()
+    def take_saved(self) -> SavedCounts | None:
+        """Return the saves that ended since the last call."""
+        return None if self._pool is None else self._pool.worker.take_saved()
+
+    def take_stats(self) -> WorkerStats:
+        """Return what happened since the last call."""
+        counts = {} if self._pool is None else self._pool.worker.take_counts()
+        stats = WorkerStats(self._results, self._started().take_counts(), self._pool_loads, counts)
+        self._results, self._pool_loads = [], []
+        return stats
 
     def close(self) -> None:
         """Stop serving and free everything; idempotent."""
+        pool, self._pool = self._pool, None
         handoff, self._handoff = self._handoff, None
         engine, self._engine = self._engine, None
-        if handoff is not None:
-            handoff.close()
-        if engine is not None:
-            engine.close()
+        for part in (pool, handoff, engine):
+            if part is not None:
+                part.close()
 
     def _started(self) -> HandoffWorker:
         if self._handoff is None:
             raise KVFerryError("the KV cache has not been registered yet, or the connector is shut down")
         return self._handoff
+
+
+def _memory_of(layers: list[LayerMemory], geometry: KVGeometry) -> list[GroupMemory]:
+    by_name = {layer.name: layer for layer in layers}
+    return [
+        GroupMemory(
+            np.array([by_name[name].address for name in group.layer_names], dtype=np.uint64),
+            np.array([by_name[name].block_bytes for name in group.layer_names], dtype=np.uint64),
+            group.num_blocks,
+        )
+        for group in geometry.groups
+    ]

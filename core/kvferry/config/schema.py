@@ -463,6 +463,57 @@ class StoreOptions(Options, frozen=True, kw_only=True):
     ] = ""
 
 
+class PoolOptions(Options, frozen=True, kw_only=True):
+    """Engines' use of the store: prefixes of prompts are loaded from it and saved to it."""
+
+    enabled: Annotated[
+        Literal["auto", "on", "off"],
+        Meta(description="Whether an engine pools. `auto`: if its `kv_role` is `kv_both`."),
+    ] = "auto"
+    node: Annotated[
+        Literal["auto", "own", "attach"],
+        Meta(
+            description="`attach`: use the node that `store.node` names, or this machine's one, waiting "
+            "for one without holding requests up. `own`: bring a node along, of size `store.dram`, which "
+            "ends with the engine. `auto`: attach if there is one at the start, else `own`."
+        ),
+    ] = "auto"
+    namespace: Annotated[
+        str,
+        Meta(
+            max_length=255,
+            description="Blocks are shared between engines that have the same word here. Change it when the "
+            "weights of a model or an adapter change but not its name.",
+        ),
+    ] = ""
+    save_generated: Annotated[
+        bool, Meta(description="Save blocks of generated tokens too, for the next turn of a conversation.")
+    ] = True
+    max_held: Annotated[
+        float,
+        Meta(
+            gt=0,
+            le=1,
+            extra={"unit": "share"},
+            description="Share of the engine's KV blocks that may be held at a time for being saved; what "
+            "goes beyond is not saved.",
+        ),
+    ] = 0.25
+    lookup_timeout_s: Annotated[
+        float, _seconds("A request waits so long for what the pool has of its prompt; then that is nothing.")
+    ] = 0.5
+    load_timeout_s: Annotated[
+        float, _seconds("Time allowed for one request's load, queueing included; then it is recomputed.")
+    ] = 10.0
+    save_timeout_s: Annotated[
+        float, _seconds("Time allowed for saving the blocks of one step, queueing included.")
+    ] = 30.0
+    max_concurrent_loads: Annotated[
+        int, Meta(ge=1, le=1024, description="Requests that one worker loads at a time; the rest queue.")
+    ] = 4
+    max_concurrent_saves: Annotated[int, Meta(ge=1, le=1024, description="The same for saves.")] = 2
+
+
 class AdminOptions(Options, frozen=True, kw_only=True):
     """The HTTP interface of a node: health, status, metrics, administration."""
 
@@ -506,6 +557,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     router: RouterOptions = RouterOptions()
     cluster: ClusterOptions = ClusterOptions()
     store: StoreOptions = StoreOptions()
+    pool: PoolOptions = PoolOptions()
     admin: AdminOptions = AdminOptions()
     log: LogOptions = LogOptions()
     sources: Mapping[str, str] = {}
@@ -517,6 +569,7 @@ SECTIONS: Mapping[str, type[Options]] = {
     "router": RouterOptions,
     "cluster": ClusterOptions,
     "store": StoreOptions,
+    "pool": PoolOptions,
     "admin": AdminOptions,
     "log": LogOptions,
 }

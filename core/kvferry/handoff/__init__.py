@@ -10,6 +10,7 @@ from __future__ import annotations
 from kvferry.handoff.consumer import Consumer, ConsumerLimits, LoadRequest, LoadResult
 from kvferry.handoff.control import ControlClient
 from kvferry.handoff.leases import LeaseAuthority, LeaseIssuer
+from kvferry.handoff.orders import GiveBack, HandoffOrders, Watch
 from kvferry.handoff.params import (
     LeaseAddress,
     RemotePrefill,
@@ -24,6 +25,7 @@ from kvferry.handoff.params import (
 from kvferry.handoff.peers import PeerBook
 from kvferry.handoff.producer import LeaseTable
 from kvferry.handoff.releaser import LeaseReleaser
+from kvferry.handoff.scheduler import HandoffScheduler, Prompt, WorkerAddress
 from kvferry.handoff.service import HandoffWorker, MessageLoop
 from kvferry.handoff.throttle import WarningThrottle
 
@@ -31,6 +33,9 @@ __all__ = [
     "Consumer",
     "ConsumerLimits",
     "ControlClient",
+    "GiveBack",
+    "HandoffOrders",
+    "HandoffScheduler",
     "HandoffWorker",
     "LeaseAddress",
     "LeaseAuthority",
@@ -41,8 +46,11 @@ __all__ = [
     "LoadResult",
     "MessageLoop",
     "PeerBook",
+    "Prompt",
     "RemotePrefill",
     "WarningThrottle",
+    "Watch",
+    "WorkerAddress",
     "build_remote_prefill",
     "content_digest",
     "parse_lease_address",

@@ -14,6 +14,7 @@ from kvferry.errors import KVFerryError, ProtocolError
 from kvferry.handoff.consumer import Consumer, ConsumerLimits, LoadResult
 from kvferry.handoff.control import SEND_TIMEOUT_S, ControlClient
 from kvferry.handoff.messages import Release, Released, Renew, decode_message, encode_message
+from kvferry.handoff.orders import HandoffOrders
 from kvferry.handoff.peers import PeerBook
 from kvferry.handoff.producer import LeaseTable
 from kvferry.handoff.summary import Summary
@@ -177,6 +178,7 @@ class HandoffWorker:
         allow_remote: bool,
         summary_interval_s: float = 60.0,
     ) -> None:
+        self._node_id = engine.node_id
         self._summary = Summary(summary_interval_s)
         self._loads = ThreadPool(options.max_concurrent_loads, "kvferry-load")
         self._chores = ThreadPool(CHORE_THREADS, "kvferry-chore")
@@ -197,6 +199,21 @@ class HandoffWorker:
         )
         self._loop = MessageLoop(engine, table=self.table, control=self._control, tick=self._tick)
         self._loop.start()
+
+    def carry_out(self, orders: HandoffOrders) -> None:
+        """Carry out the scheduler's orders of one step; returns at once."""
+        self.table.admit(orders.authority, orders.issued_through, orders.leases)
+        for watch in orders.watches:
+            self.consumer.watch(watch.request_id, watch.address)
+        for load in orders.loads:
+            self.consumer.submit(load)
+        for give_back in orders.give_backs:
+            if self._node_id in give_back.address.node_ids:
+                self.table.release(give_back.address.lease, give_back.reason)
+            else:
+                self.consumer.release(give_back.request_id, give_back.address, give_back.reason)
+        for request_id in orders.cancels:
+            self.consumer.cancel(request_id)
 
     def take_results(self) -> list[LoadResult]:
         """Return the loads that ended since the last call, each one once."""

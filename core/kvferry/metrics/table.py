@@ -223,6 +223,47 @@ METRICS: tuple[Metric, ...] = (
         "Requests whose kv_transfer_params could not be used, by reason; their prompts were computed here.",
         ("reason",),
     ),
+    # pool: counted by an engine's connector, there with the engine's prefix, e.g. vllm:kvferry_...
+    Metric(
+        "kvferry_pool_lookups_total",
+        Kind.COUNTER,
+        "Questions for what the pool has of a prompt, by outcome: hit, miss, late (timed out) or failed.",
+        ("outcome",),
+    ),
+    Metric(
+        "kvferry_pool_loads_total",
+        Kind.COUNTER,
+        "Loads from the pool that ended, by outcome: loaded, failed or cancelled.",
+        ("outcome",),
+    ),
+    Metric(
+        "kvferry_pool_load_failures_total",
+        Kind.COUNTER,
+        "Failed loads, by the code of the error; what they were for was computed.",
+        ("code",),
+    ),
+    Metric("kvferry_pool_loaded_bytes_total", Kind.COUNTER, "Bytes of KV cache loaded from the pool."),
+    Metric(
+        "kvferry_pool_load_seconds",
+        Kind.HISTOGRAM,
+        "Time of a successful load from the pool, queueing included.",
+        (),
+        SECONDS_BUCKETS,
+    ),
+    Metric(
+        "kvferry_pool_saved_blocks_total",
+        Kind.COUNTER,
+        "Blocks that were to be saved, each rank's part by itself, by outcome: saved, existed, failed, or "
+        "skipped (the engine could not hold them any longer).",
+        ("outcome",),
+    ),
+    Metric("kvferry_pool_saved_bytes_total", Kind.COUNTER, "Bytes of KV cache saved to the pool."),
+    Metric(
+        "kvferry_pool_save_failures_total",
+        Kind.COUNTER,
+        "Failures of saves, by the code of the error.",
+        ("code",),
+    ),
     # meta: read from the membership at each scrape
     Metric(
         "kvferry_meta_members", Kind.GAUGE, "Members of the cluster as this node sees it, itself included."

@@ -300,6 +300,11 @@ class Store:
         return self._native.node_stats(self._timeout(timeout_s))
 
     @property
+    def own_endpoint(self) -> str:
+        """Where other processes of this user reach the node that came with this store; empty if none did."""
+        return "" if self._owned is None else str(self._owned.endpoint)
+
+    @property
     def members(self) -> list[_native.Member]:
         """The nodes of the cluster as this store knows them."""
         return self._native.members()

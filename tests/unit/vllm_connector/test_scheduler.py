@@ -10,14 +10,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from _vllm_shapes import BLOCK, Blocks, Status, request
-from kvferry.handoff import parse_remote_prefill
-from kvferry_vllm.scheduler import EngineFacts, SchedulerHalf, WorkerAddress
+from kvferry.handoff import WorkerAddress, parse_remote_prefill
+from kvferry_vllm.scheduler import EngineFacts, SchedulerHalf
 
 ENDPOINT = "127.0.0.1:4321"
 
 
 def half(*, producer=True, consumer=True) -> SchedulerHalf:
-    scheduler = SchedulerHalf(EngineFacts("engine", BLOCK, producer, consumer, 30.0))
+    scheduler = SchedulerHalf(EngineFacts("engine", (BLOCK,), producer, consumer, 30.0))
     scheduler.set_workers({0: WorkerAddress(secrets.token_hex(16), ENDPOINT)})
     return scheduler
 
@@ -34,7 +34,7 @@ def prefilled(tokens: int, **changes):
         {"do_remote_decode": True},
         **{"num_computed_tokens": tokens, "status": Status.FINISHED_LENGTH_CAPPED, **changes},
     )
-    held, params = half().request_finished(finished, list(range(50, 50 - (-tokens // BLOCK))))
+    held, params = half().request_finished(finished, (list(range(50, 50 - (-tokens // BLOCK))),))
     assert held
     return json.loads(json.dumps(params))
 
@@ -49,22 +49,22 @@ class TestConsumer:
     def test_a_whole_prompt_is_loaded(self):
         scheduler = half()
         asked = arrived(scheduler, 70, prefilled(70))
-        assert [watch.request_id for watch in scheduler.take_orders().watches] == ["d1"]
+        assert [watch.request_id for watch in scheduler.take_orders().handoff.watches] == ["d1"]
         for _ in range(3):
             assert scheduler.matched_tokens(asked, 0) == (70, True)
         scheduler.after_alloc(asked, Blocks([7, 8, 9]), 70)
-        (load,) = scheduler.take_orders().loads
+        (load,) = scheduler.take_orders().handoff.loads
         assert load.local_block_ids == ((7, 8, 9),)
         assert load.remote.block_ids == ((50, 51, 52),)
         assert (load.first_token, load.num_tokens) == (0, 70)
         scheduler.after_alloc(asked, Blocks([7, 8, 9]), 0)
-        scheduler.loads_ended({"d1"})
+        scheduler.loads_ended({"d1"}, set())
         assert scheduler.matched_tokens(asked, 0) == (
             0,
             False,
         )  # asked again after a preemption or a failed load
-        assert scheduler.request_finished(asked, [7, 8, 9]) == (False, None)
-        orders = scheduler.take_orders()
+        assert scheduler.request_finished(asked, ([7, 8, 9],)) == (False, None)
+        orders = scheduler.take_orders().handoff
         assert (orders.loads, orders.give_backs, orders.cancels) == ((), (), ())
 
     def test_local_prefix_hit_leaves_the_tail(self):
@@ -76,7 +76,7 @@ class TestConsumer:
             True,
         )  # blocks were evicted meanwhile: the last one counts
         scheduler.after_alloc(asked, Blocks([7, 8, 9]), 38)
-        (load,) = scheduler.take_orders().loads
+        (load,) = scheduler.take_orders().handoff.loads
         assert load.local_block_ids == ((8, 9),)
         assert (load.first_token, load.num_tokens) == (32, 38)
 
@@ -85,7 +85,7 @@ class TestConsumer:
         asked = arrived(scheduler, 5, prefilled(5))
         assert scheduler.matched_tokens(asked, 0) == (5, True)
         scheduler.after_alloc(asked, Blocks([3]), 5)
-        (load,) = scheduler.take_orders().loads
+        (load,) = scheduler.take_orders().handoff.loads
         assert load.local_block_ids == ((3,),)
 
     def test_blocks_for_tokens_beyond_the_prompt_are_not_loaded(self):
@@ -93,7 +93,7 @@ class TestConsumer:
         asked = arrived(scheduler, 40, prefilled(40))
         scheduler.matched_tokens(asked, 0)
         scheduler.after_alloc(asked, Blocks([3, 4, 5, 6]), 40)
-        (load,) = scheduler.take_orders().loads
+        (load,) = scheduler.take_orders().handoff.loads
         assert load.local_block_ids == ((3, 4),)
 
     @pytest.mark.parametrize(("tokens", "computed"), [(65, 64), (64, 64), (1, 0)])
@@ -102,7 +102,7 @@ class TestConsumer:
         asked = arrived(scheduler, tokens, prefilled(tokens))
         assert scheduler.matched_tokens(asked, computed) == (0, False)
         scheduler.after_alloc(asked, Blocks([1, 2, 3]), 0)
-        orders = scheduler.take_orders()
+        orders = scheduler.take_orders().handoff
         assert not orders.loads
         assert [(back.request_id, back.reason) for back in orders.give_backs] == [("d1", "done")]
         assert asked.kv_transfer_params["do_remote_prefill"] is False
@@ -112,8 +112,8 @@ class TestConsumer:
         asked = arrived(scheduler, 70, prefilled(70))
         scheduler.matched_tokens(asked, 0)
         asked.status = Status.FINISHED_ABORTED
-        assert scheduler.request_finished(asked, []) == (False, None)
-        (back,) = scheduler.take_orders().give_backs
+        assert scheduler.request_finished(asked, ([],)) == (False, None)
+        (back,) = scheduler.take_orders().handoff.give_backs
         assert back.reason == "rejected"
         assert back.address.endpoints == (ENDPOINT,)
 
@@ -122,10 +122,10 @@ class TestConsumer:
         scheduler = half()
         asked = request("d1", [0], prefilled(70), abort_immediately=True)
         scheduler.on_new_request(asked)
-        scheduler.request_finished(asked, [])
-        (back,) = scheduler.take_orders().give_backs
+        scheduler.request_finished(asked, ([],))
+        (back,) = scheduler.take_orders().handoff.give_backs
         assert back.reason == "rejected"
-        assert scheduler.take_counts() == {}
+        assert scheduler.take_counts()[0] == {}
 
     def test_aborted_while_loading(self):
         scheduler = half()
@@ -133,11 +133,11 @@ class TestConsumer:
         scheduler.matched_tokens(asked, 0)
         scheduler.after_alloc(asked, Blocks([7, 8, 9]), 70)
         asked.status = Status.FINISHED_ABORTED
-        assert scheduler.request_finished(asked, [7, 8, 9]) == (False, None)
-        orders = scheduler.take_orders()
+        assert scheduler.request_finished(asked, ([7, 8, 9],)) == (False, None)
+        orders = scheduler.take_orders().handoff
         assert orders.cancels == ("d1",)
         assert not orders.give_backs
-        scheduler.loads_ended({"d1"})
+        scheduler.loads_ended({"d1"}, set())
 
     def test_its_own_prefill_is_not_loaded_and_given_back(self):
         scheduler = half()
@@ -148,10 +148,10 @@ class TestConsumer:
             num_computed_tokens=70,
             status=Status.FINISHED_LENGTH_CAPPED,
         )
-        _, params = scheduler.request_finished(finished, [1, 2, 3])
+        _, params = scheduler.request_finished(finished, ([1, 2, 3],))
         asked = arrived(scheduler, 70, params)
         assert scheduler.matched_tokens(asked, 64) == (0, False)
-        assert [back.reason for back in scheduler.take_orders().give_backs] == ["done"]
+        assert [back.reason for back in scheduler.take_orders().handoff.give_backs] == ["done"]
 
     def test_longer_prompt_of_the_same_beginning(self):
         scheduler = half()
@@ -163,8 +163,8 @@ class TestConsumer:
         asked = request("d1", [1, *prompt(70)[1:]], prefilled(70))
         scheduler.on_new_request(asked)
         assert scheduler.matched_tokens(asked, 0) == (0, False)
-        assert scheduler.take_counts() == {"refused_other_prompt": 1}
-        (back,) = scheduler.take_orders().give_backs
+        assert scheduler.take_counts()[0] == {"refused_other_prompt": 1}
+        (back,) = scheduler.take_orders().handoff.give_backs
         assert back.reason == "rejected"
 
     def test_adapter_and_images_are_part_of_the_prompt(self):
@@ -189,15 +189,15 @@ class TestConsumer:
         scheduler = half()
         arrived(scheduler, 60, prefilled(70))
         scheduler.on_new_request(request("d2", None, prefilled(70)))
-        assert scheduler.take_counts() == {"refused_other_prompt": 1, "refused_no_token_ids": 1}
-        assert len(scheduler.take_orders().give_backs) == 2
+        assert scheduler.take_counts()[0] == {"refused_other_prompt": 1, "refused_no_token_ids": 1}
+        assert len(scheduler.take_orders().handoff.give_backs) == 2
 
     def test_a_producer_gives_the_lease_back(self):
         scheduler = half(consumer=False)
         asked = arrived(scheduler, 70, prefilled(70))
         assert scheduler.matched_tokens(asked, 0) == (0, False)
-        assert scheduler.take_counts() == {"refused_wrong_role": 1}
-        assert len(scheduler.take_orders().give_backs) == 1
+        assert scheduler.take_counts()[0] == {"refused_wrong_role": 1}
+        assert len(scheduler.take_orders().handoff.give_backs) == 1
 
     def test_bad_params_are_counted_and_the_request_goes_on(self, caplog):
         scheduler = half()
@@ -208,8 +208,8 @@ class TestConsumer:
             assert scheduler.matched_tokens(asked, 0) == (0, False)
             assert asked.kv_transfer_params["do_remote_prefill"] is False
             scheduler.after_alloc(asked, Blocks([1, 2, 3]), 0)
-            assert scheduler.request_finished(asked, [1, 2, 3]) == (False, None)
-            assert scheduler.take_counts() == {"refused_invalid_params": 1}  # taken at each step
+            assert scheduler.request_finished(asked, ([1, 2, 3],)) == (False, None)
+            assert scheduler.take_counts()[0] == {"refused_invalid_params": 1}  # taken at each step
         # One warning for all of them, since they follow each other closely.
         assert [record.levelname for record in caplog.records] == ["WARNING"]
 
@@ -235,7 +235,7 @@ class TestConsumer:
         assert scheduler.matched_tokens(asked, 0) == (0, False)
         scheduler.after_alloc(asked, Blocks([1, 2, 3]), 0)
         asked.status, asked.num_computed_tokens = Status.FINISHED_ABORTED, 70
-        assert scheduler.request_finished(asked, [1, 2, 3]) == (False, None)
+        assert scheduler.request_finished(asked, ([1, 2, 3],)) == (False, None)
 
 
 class TestProducer:
@@ -245,22 +245,22 @@ class TestProducer:
 
     def test_blocks_stay_and_the_lease_reaches_the_workers(self):
         scheduler = half()
-        held, params = scheduler.request_finished(self.finished(), [4, 5, 6])
+        held, params = scheduler.request_finished(self.finished(), ([4, 5, 6],))
         assert held
         remote = parse_remote_prefill(params)
         assert remote.block_ids == ((4, 5, 6),)
         assert remote.num_tokens == 70
         assert (remote.engine_id, remote.request_id) == ("engine", "p1")
         assert (params["remote_host"], params["remote_port"]) == ("127.0.0.1", 4321)
-        orders = scheduler.take_orders()
+        orders = scheduler.take_orders().handoff
         assert orders.leases == ((remote.address.lease, "p1"),)
         assert orders.issued_through == 1
-        assert scheduler.take_orders().leases == ()
+        assert scheduler.take_orders().handoff.leases == ()
 
     def test_tokens_after_the_prompt_are_not_handed_off(self):
         scheduler = half()
         asked = self.finished(num_computed_tokens=130)
-        _, params = scheduler.request_finished(asked, [4, 5, 6, 7, 8])
+        _, params = scheduler.request_finished(asked, ([4, 5, 6, 7, 8],))
         assert params["remote_block_ids"] == [[4, 5, 6]]
         assert params["remote_num_tokens"] == 70
 
@@ -280,20 +280,20 @@ class TestProducer:
         scheduler = half()
         asked = self.finished()
         vars(asked).update(changes)
-        assert scheduler.request_finished(asked, blocks) == (False, None)
-        assert scheduler.take_orders().leases == ()
+        assert scheduler.request_finished(asked, (blocks,)) == (False, None)
+        assert scheduler.take_orders().handoff.leases == ()
 
     def test_a_consumer_does_not_hand_off(self):
-        assert half(producer=False).request_finished(self.finished(), [4, 5, 6]) == (False, None)
+        assert half(producer=False).request_finished(self.finished(), ([4, 5, 6],)) == (False, None)
 
     def test_nothing_is_handed_off_before_the_workers_are_known(self):
-        scheduler = SchedulerHalf(EngineFacts("engine", BLOCK, True, True, 30.0))
-        assert scheduler.request_finished(self.finished(), [4, 5, 6]) == (False, None)
+        scheduler = SchedulerHalf(EngineFacts("engine", (BLOCK,), True, True, 30.0))
+        assert scheduler.request_finished(self.finished(), ([4, 5, 6],)) == (False, None)
 
     def test_ranks_are_in_order(self):
         scheduler = half()
         scheduler.set_workers({1: WorkerAddress("1" * 32, "[::1]:2"), 0: WorkerAddress("2" * 32, "[::1]:1")})
-        _, params = scheduler.request_finished(self.finished(), [4, 5, 6])
+        _, params = scheduler.request_finished(self.finished(), ([4, 5, 6],))
         assert params["kvferry"]["endpoints"] == ("[::1]:1", "[::1]:2")
         assert params["tp_size"] == 2
         assert (params["remote_host"], params["remote_port"]) == ("::1", 1)
@@ -305,9 +305,9 @@ class TestProducer:
         asked = arrived(scheduler, 70, params)
         scheduler.matched_tokens(asked, 0)
         scheduler.after_alloc(asked, Blocks([7, 8, 9]), 70)
-        scheduler.loads_ended({"d1"})
+        scheduler.loads_ended({"d1"}, set())
         asked.status, asked.num_computed_tokens = Status.FINISHED_LENGTH_CAPPED, 70
-        held, handed_on = scheduler.request_finished(asked, [7, 8, 9])
+        held, handed_on = scheduler.request_finished(asked, ([7, 8, 9],))
         assert held
         assert handed_on["remote_block_ids"] == [[7, 8, 9]]
 
@@ -317,5 +317,5 @@ def test_orders_travel_between_processes():
     asked = arrived(scheduler, 70, prefilled(70))
     scheduler.matched_tokens(asked, 0)
     scheduler.after_alloc(asked, Blocks([7, 8, 9]), 70)
-    orders = scheduler.take_orders()
+    orders = scheduler.take_orders().handoff
     assert pickle.loads(pickle.dumps(orders)) == orders

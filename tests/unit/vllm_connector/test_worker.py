@@ -35,7 +35,7 @@ class Engine:
             return self.transfer
 
         self.worker = WorkerHalf(config, make_engine=make_engine)
-        self.scheduler = SchedulerHalf(EngineFacts("e", BLOCK, True, True, config.handoff.lease_s))
+        self.scheduler = SchedulerHalf(EngineFacts("e", (BLOCK,), True, True, config.handoff.lease_s))
         self.scheduler.set_workers({0: self.worker.register(layers, geometry)})
 
     def block(self, block: int) -> np.ndarray:
@@ -44,7 +44,7 @@ class Engine:
     def step(self):
         self.worker.start_step(self.scheduler.take_orders())
         ended = self.worker.take_ended()
-        self.scheduler.loads_ended(ended.received)
+        self.scheduler.loads_ended(ended.received, ended.failed)
         return ended
 
     def until(self, what, timeout_s=10.0):
@@ -84,7 +84,7 @@ def prefill(engine, request_id="p1", blocks=(4, 5, 6)):
         num_computed_tokens=70,
         status=Status.FINISHED_LENGTH_CAPPED,
     )
-    _, params = engine.scheduler.request_finished(done, list(blocks))
+    _, params = engine.scheduler.request_finished(done, (list(blocks),))
     return params
 
 
@@ -109,11 +109,11 @@ def test_hand_off(engines):
     for source, target in zip((4, 5, 6), (9, 10, 11), strict=True):
         assert np.array_equal(d.block(target), p.block(source))
     assert p.until(lambda ended: ended.sent).sent == {"p1"}
-    results, _ = d.worker.take_stats()
+    results = d.worker.take_stats().handoffs
     assert [(result.request_id, result.bytes) for result in results] == [("d1", 3 * 2 * 2 * BLOCK * 8 * 4)]
     assert p.step().sent == set()
     assert d.step().received == set()
-    assert p.worker.take_stats()[1]["done"] == 1
+    assert p.worker.take_stats().handoff_counts["done"] == 1
 
 
 def test_failed_load_is_received_and_failed(engines, network):
@@ -127,7 +127,7 @@ def test_failed_load_is_received_and_failed(engines, network):
     ended = d.until(lambda ended: ended.received)
     assert ended.received == ended.failed == {"d1"}
     assert p.until(lambda ended: ended.sent).sent == {"p1"}
-    assert p.worker.take_stats()[1]["aborted"] == 1
+    assert p.worker.take_stats().handoff_counts["aborted"] == 1
 
 
 def test_abort_while_loading(engines, network):
@@ -136,7 +136,7 @@ def test_abort_while_loading(engines, network):
     asked = admit(d, prefill(p))
     d.until(lambda _: network.held)
     asked.status = Status.FINISHED_ABORTED
-    d.scheduler.request_finished(asked, [9, 10, 11])
+    d.scheduler.request_finished(asked, ([9, 10, 11],))
     ended = d.until(lambda ended: ended.received)
     assert ended.received == {"d1"}
     assert p.until(lambda ended: ended.sent).sent == {"p1"}
@@ -148,10 +148,10 @@ def test_rejected_request_frees_the_prefill_engine_long_before_its_lease_ends(en
     d.scheduler.on_new_request(asked)
     d.step()
     p.step()
-    d.scheduler.request_finished(asked, [])
+    d.scheduler.request_finished(asked, ([],))
     d.step()
     p.until(lambda ended: ended.sent == {"p1"}, timeout_s=LONG_BEFORE_S)
-    assert p.worker.take_stats()[1]["rejected"] == 1
+    assert p.worker.take_stats().handoff_counts["rejected"] == 1
 
 
 def test_the_step_is_never_blocked_by_a_silent_peer(engines):
@@ -185,7 +185,7 @@ def test_expired_lease_is_reported_once(network):
     try:
         prefill(p)
         assert p.until(lambda ended: ended.sent, timeout_s=5.0).sent == {"p1"}
-        assert p.worker.take_stats()[1]["expired"] == 1
+        assert p.worker.take_stats().handoff_counts["expired"] == 1
         assert p.step().sent == set()
     finally:
         p.worker.close()

@@ -1,0 +1,219 @@
+"""The scheduler's side of hand-offs: which prompts are at a prefill engine, and which of ours are leased to
+others.
+
+For an engine's loop: nothing here blocks, and nothing a client sends makes it raise.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from kvferry.errors import InvalidArgumentError
+from kvferry.handoff.consumer import LoadRequest
+from kvferry.handoff.leases import LeaseIssuer
+from kvferry.handoff.messages import ReleaseReason
+from kvferry.handoff.orders import GiveBack, HandoffOrders, Watch
+from kvferry.handoff.params import (
+    LeaseAddress,
+    RemotePrefill,
+    build_remote_prefill,
+    content_digest,
+    parse_remote_prefill,
+    prompt_digest,
+    wants_remote_prefill,
+)
+from kvferry.handoff.throttle import WarningThrottle
+
+logger = logging.getLogger(__name__)
+
+
+class WorkerAddress(NamedTuple):
+    """Where one worker's transfer engine is."""
+
+    node_id: str
+    endpoint: str
+
+
+class Prompt(NamedTuple):
+    """A request as far as hand-offs see it. `params` are its `kv_transfer_params`, as the client sent them;
+    `extras` is what its KV cache depends on besides tokens, see `prompt_digest`.
+    """
+
+    request_id: str
+    token_ids: Sequence[int] | None  # None: given as embeddings
+    num_tokens: int
+    extras: Sequence[str]
+    params: Any
+
+
+class HandoffScheduler:
+    """One per engine core. Not thread-safe: it belongs to the core's loop."""
+
+    def __init__(
+        self, engine_id: str, *, block_tokens: Sequence[int], is_consumer: bool, lease_s: float
+    ) -> None:
+        """`block_tokens`: tokens of a block, by group. `is_consumer`: this engine loads from others."""
+        self._engine_id = engine_id
+        self._block_tokens = tuple(block_tokens)
+        self._is_consumer = is_consumer
+        self._lease_s = lease_s
+        self._leases = LeaseIssuer()
+        self._workers: tuple[WorkerAddress, ...] = ()
+        # Prompts whose KV cache is at a prefill engine and not loaded yet.
+        self._offers: dict[str, tuple[Prompt, RemotePrefill]] = {}
+        self._loading: set[str] = set()
+        self._counts: Counter[str] = Counter()
+        self._warnings = WarningThrottle()
+        self._reset_orders()
+
+    @property
+    def is_known(self) -> bool:
+        """Whether the workers' addresses are known: nothing can be handed off before."""
+        return bool(self._workers)
+
+    def set_workers(self, workers: Sequence[WorkerAddress]) -> None:
+        """Take the workers' addresses, by tensor-parallel rank."""
+        self._workers = tuple(workers)
+
+    def arrived(self, prompt: Prompt, *, refused: bool = False) -> None:
+        """Look at a request's parameters once, and from now on keep the lease they name alive.
+
+        `refused`: the engine itself will not serve it.
+        """
+        if not wants_remote_prefill(prompt.params):
+            return
+        try:
+            offer = parse_remote_prefill(prompt.params)
+        except InvalidArgumentError as error:
+            self._refuse(prompt, "invalid_params", str(error))
+            return
+        self._offers[prompt.request_id] = (prompt, offer)
+        if offer.address.node_ids == tuple(worker.node_id for worker in self._workers):
+            # from ourselves: what there is of it is in the local prefix cache
+            self.give_back(prompt.request_id, "done")
+            return
+        reason = self._why_not(prompt, offer)
+        if reason is None:
+            self._watches.append(Watch(prompt.request_id, offer.address))
+        elif not refused:
+            self._refuse(prompt, *reason)
+            self.give_back(prompt.request_id, "rejected")
+
+    def offered_tokens(self, request_id: str) -> int:
+        """Return how many of the prompt's first tokens a prefill engine has for it; 0 if none does."""
+        found = self._offers.get(request_id)
+        return 0 if found is None else min(found[1].num_tokens, found[0].num_tokens)
+
+    def load(
+        self, request_id: str, first_token: int, num_tokens: int, block_ids: Sequence[Sequence[int]]
+    ) -> None:
+        """Order a load into the request's blocks; `block_ids` has all, by group. Uses the offer up."""
+        _, offer = self._offers[request_id]
+        end_token = first_token + num_tokens
+        local = tuple(
+            tuple(ids[first_token // size : -(-end_token // size)])
+            for ids, size in zip(block_ids, self._block_tokens, strict=True)
+        )
+        self._loads.append(LoadRequest(request_id, offer, local, first_token, num_tokens))
+        self._loading.add(request_id)
+        self._consume(request_id)
+
+    def give_back(self, request_id: str, reason: ReleaseReason) -> None:
+        """Give back the lease of an offer that is not needed; unknown requests are fine."""
+        found = self._offers.get(request_id)
+        if found is not None:
+            self._give_backs.append(GiveBack(request_id, found[1].address, reason))
+            self._consume(request_id)
+
+    def loads_ended(self, request_ids: set[str]) -> None:
+        """Forget loads that the workers reported."""
+        self._loading -= request_ids
+
+    def finished(self, request_id: str) -> None:
+        """Undo what a request still has: it has ended."""
+        self.give_back(request_id, "rejected")  # it never got blocks: aborted or refused before
+        if request_id in self._loading:
+            self._loading.discard(request_id)
+            self._cancels.append(request_id)
+
+    def lease(self, prompt: Prompt, num_tokens: int, block_ids: Sequence[Sequence[int]]) -> dict[str, Any]:
+        """Lease the blocks of the first `num_tokens` and describe them to the decode engine."""
+        assert prompt.token_ids is not None  # noqa: S101  (tells the type checker)
+        offered = tuple(
+            tuple(ids[: -(-num_tokens // size)])
+            for ids, size in zip(block_ids, self._block_tokens, strict=True)
+        )
+        digest = prompt_digest(prompt.token_ids[:num_tokens], prompt.extras)
+        lease_id = self._leases.issue(content_digest(offered, num_tokens, digest))
+        self._new_leases.append((lease_id, prompt.request_id))
+        address = LeaseAddress(
+            lease=lease_id,
+            node_ids=tuple(worker.node_id for worker in self._workers),
+            endpoints=tuple(worker.endpoint for worker in self._workers),
+            digest=digest,
+            lease_s=self._lease_s,
+        )
+        offer = RemotePrefill(
+            address=address,
+            block_ids=offered,
+            num_tokens=num_tokens,
+            engine_id=self._engine_id,
+            request_id=prompt.request_id,
+        )
+        host, _, port = address.endpoints[0].rpartition(":")
+        return build_remote_prefill(offer, host=host.strip("[]"), port=int(port))
+
+    def take_orders(self) -> HandoffOrders:
+        """Return this step's orders and begin anew."""
+        orders = HandoffOrders(
+            authority=self._leases.authority,
+            issued_through=self._leases.issued_through,
+            leases=tuple(self._new_leases),
+            watches=tuple(self._watches),
+            loads=tuple(self._loads),
+            give_backs=tuple(self._give_backs),
+            cancels=tuple(self._cancels),
+        )
+        self._reset_orders()
+        return orders
+
+    def take_counts(self) -> dict[str, int]:
+        """Return what was counted since the last call: refused_<reason>."""
+        counts, self._counts = dict(self._counts), Counter()
+        return counts
+
+    def _reset_orders(self) -> None:
+        self._new_leases: list[tuple[str, str]] = []
+        self._watches: list[Watch] = []
+        self._loads: list[LoadRequest] = []
+        self._give_backs: list[GiveBack] = []
+        self._cancels: list[str] = []
+
+    def _why_not(self, prompt: Prompt, offer: RemotePrefill) -> tuple[str, str] | None:
+        """Return why an offer cannot be used, as a reason and a sentence."""
+        if not self._is_consumer:
+            return "wrong_role", "this engine has kv_role kv_producer and does not load KV caches"
+        tokens = prompt.token_ids
+        if tokens is None:
+            return "no_token_ids", "the prompt is given as embeddings"
+        if offer.num_tokens > len(tokens):
+            return "other_prompt", f"{offer.num_tokens} tokens were prefilled, the prompt has {len(tokens)}"
+        if offer.address.digest != prompt_digest(tokens[: offer.num_tokens], prompt.extras):
+            return "other_prompt", "the prefill engine computed another prompt, adapter or image"
+        return None
+
+    def _refuse(self, prompt: Prompt, reason: str, sentence: str) -> None:
+        self._counts[f"refused_{reason}"] += 1
+        # One warning per reason and interval; the rest is in the counts.
+        level = self._warnings.level(reason)
+        logger.log(level, "request %s is prefilled here: %s", prompt.request_id, sentence)
+        if isinstance(prompt.params, dict):
+            prompt.params["do_remote_prefill"] = False
+
+    def _consume(self, request_id: str) -> None:
+        """The offer is used up: engines ask again after a preemption or a failed load, and must get no."""
+        prompt, _ = self._offers.pop(request_id)
+        prompt.params["do_remote_prefill"] = False

@@ -1,0 +1,122 @@
+"""The two sides of the pool as engines use them: with their threads and their connections to the store."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from kvferry.config import Config
+from kvferry.errors import KVFerryError
+from kvferry.handoff.service import ThreadPool
+from kvferry.pool.jobs import PoolOrders
+from kvferry.pool.keys import PoolKeys
+from kvferry.pool.link import StoreLink
+from kvferry.pool.lookup import Lookups
+from kvferry.pool.scheduler import PoolScheduler
+from kvferry.pool.worker import GroupMemory, PoolLimits, PoolWorker
+from kvferry.store import Store, find_nodes, open_embedded, open_store
+
+logger = logging.getLogger(__name__)
+
+REMOVE_TIMEOUT_S = 5.0
+
+
+class PoolFront:
+    """The scheduler's side with what belongs to it; `scheduler` is what an engine's loop talks to."""
+
+    def __init__(
+        self, config: Config, keys: PoolKeys, *, open_node: Callable[[Config], Any] = open_embedded
+    ) -> None:
+        """Attach to this machine's node, or bring one along if none runs and `pool.node` allows it.
+
+        Raises KVFerryError if that node cannot be made. One that does not answer yet is tried again later.
+        """
+        self._keys = keys
+        self._threads = ThreadPool(1, "kvferry-lookup")
+        embedded = None
+        if _wants_own_node(config):
+            embedded = open_node(config)
+            logger.info("the pool is a node of this engine's own, of %.1f MiB", config.store.dram / 2**20)
+        self._link = StoreLink(lambda: embedded if embedded is not None else open_store(config))
+        if embedded is not None:
+            self._link.get()
+        lookups = Lookups(
+            self._link.get,
+            keys.groups,
+            ranks=keys.ranks,
+            submit=self._threads.submit,
+            timeout_s=config.pool.lookup_timeout_s,
+        )
+        node = "" if embedded is None else embedded.own_endpoint
+        self.scheduler = PoolScheduler(keys, lookups, max_held=0, node=node)
+
+    def forget(self) -> bool:
+        """Remove everything of this engine's identity from the pool; whether that succeeded, now. False while
+        blocks are being saved. Blocks for some seconds at most: for administrators.
+        """
+        if self.scheduler.saves_pending:
+            return False
+        try:
+            removed = self._link.get().remove_tag(self._keys.tag, timeout_s=REMOVE_TIMEOUT_S)
+        except KVFerryError as error:
+            logger.warning("the pool could not be emptied: %s", error)
+            return False
+        self.scheduler.forget_saved()
+        logger.info("removed %d blocks from the pool", removed)
+        return True
+
+    def close(self) -> None:
+        """Stop asking, and end the node if it is ours; idempotent."""
+        self._threads.close()
+        self._link.close()
+
+
+class PoolBack:
+    """A worker's side with what belongs to it. Thread-safe."""
+
+    def __init__(
+        self, config: Config, memory: Sequence[GroupMemory], buffers: Sequence[Any], *, rank: int
+    ) -> None:
+        """`buffers`: the memory that blocks lie in, registered with the store for other hosts' sake."""
+        self._config = config
+        self._buffers = tuple(buffers)
+        self._node = ""
+        self._link = StoreLink(self._open)
+        self._loads = ThreadPool(config.pool.max_concurrent_loads, "kvferry-pool-load")
+        self._saves = ThreadPool(config.pool.max_concurrent_saves, "kvferry-pool-save")
+        self.worker = PoolWorker(
+            self._link.get,
+            memory,
+            rank=rank,
+            loads=self._loads.submit,
+            saves=self._saves.submit,
+            limits=PoolLimits(config.pool.load_timeout_s, config.pool.save_timeout_s),
+        )
+
+    def start_loads(self, orders: PoolOrders) -> None:
+        """See `PoolWorker.start_loads`. Orders say which node it is."""
+        self._node = orders.node
+        self.worker.start_loads(orders)
+
+    def close(self) -> None:
+        """Stop; what runs ends by its deadline or with the connection. Idempotent."""
+        self._loads.close()
+        self._saves.close()
+        self._link.close()
+
+    def _open(self) -> Store:
+        store = open_store(self._config, node=self._node or None)
+        for buffer in self._buffers:
+            try:
+                store.register(buffer)
+            except KVFerryError as error:
+                logger.info("blocks from other hosts take a copy more: %s", error)
+                break
+        return store
+
+
+def _wants_own_node(config: Config) -> bool:
+    if config.pool.node != "auto":
+        return config.pool.node == "own"
+    return not config.store.node and not find_nodes(config.cluster)

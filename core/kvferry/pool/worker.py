@@ -1,0 +1,298 @@
+"""The worker's side of the pool: moves blocks between an engine's KV cache and the store, on threads of its
+own.
+
+A block of one rank is one object: the bytes of all layers of its group, one behind the other. The store
+reads and writes the engine's memory in place.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from kvferry.errors import (
+    CancelledError,
+    DataCorruptError,
+    DeadlineExceededError,
+    InternalError,
+    KVFerryError,
+    OutOfRangeError,
+)
+from kvferry.handoff import WarningThrottle
+from kvferry.pool.jobs import BlockSpan, LoadJob, PoolOrders, SavedCounts, SaveJob
+from kvferry.pool.keys import names_of
+
+logger = logging.getLogger(__name__)
+
+BATCH_BYTES = 32 << 20  # moved by one call; between calls a load can be cancelled
+
+
+class GroupMemory(NamedTuple):
+    """Where one group's blocks lie: layer i's block b at `addresses[i] + b * block_bytes[i]`."""
+
+    addresses: np.ndarray  # uint64 [layers]
+    block_bytes: np.ndarray  # uint64 [layers]
+    num_blocks: int
+
+
+class PoolLoad(NamedTuple):
+    """How a load ended. `error` None: all blocks arrived. `blocks`: how many of the first ones did, of all
+    groups, in order of the job's spans.
+    """
+
+    request_id: str
+    error: KVFerryError | None
+    blocks: int
+    bytes: int
+    seconds: float  # from the order to the end
+
+    @property
+    def cancelled(self) -> bool:
+        """Whether it ended because nobody wanted it any more."""
+        return isinstance(self.error, CancelledError)
+
+
+class PoolLimits(NamedTuple):
+    """Times of a worker, in seconds, queueing included."""
+
+    load_timeout_s: float = 10.0
+    save_timeout_s: float = 30.0
+
+
+class _Runs(NamedTuple):
+    """As `kvferry.store.Runs`."""
+
+    addresses: np.ndarray
+    lengths: np.ndarray
+    counts: np.ndarray
+    owners: list[object]
+
+
+class _Load:
+    def __init__(self, job: LoadJob, started_at: float) -> None:
+        self.job = job
+        self.started_at = started_at
+        self.cancelled = False
+        self.blocks = 0
+        self.bytes = 0
+
+
+class PoolWorker:
+    """One worker's loads and saves. Thread-safe; no method but `close` blocks.
+
+    `store` returns the store, or raises `KVFerryError`; it may connect first. `loads` and `saves` run a job
+    on another thread, and bound by their number of threads how many run at once.
+    """
+
+    def __init__(
+        self,
+        store: Callable[[], Any],
+        memory: Sequence[GroupMemory],
+        *,
+        rank: int,
+        loads: Callable[[Callable[[], None]], bool],
+        saves: Callable[[Callable[[], None]], bool],
+        limits: PoolLimits,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._store = store
+        self._memory = tuple(memory)
+        self._rank = rank
+        self._submit_load = loads
+        self._submit_save = saves
+        self._limits = limits
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._loads: dict[str, _Load] = {}
+        self._results: list[PoolLoad] = []
+        self._saved: Counter[int] = Counter()
+        self._counts: Counter[str] = Counter()
+        self._warnings = WarningThrottle(clock=clock)
+
+    def start_loads(self, orders: PoolOrders) -> None:
+        """Begin the loads of a step, and end those that nobody wants any more."""
+        for job in orders.loads:
+            load = _Load(job, self._clock())
+            with self._lock:
+                if job.request_id in self._loads:
+                    self._counts["loads|duplicate"] += 1
+                    continue
+                self._loads[job.request_id] = load
+            if not self._submit_load(functools.partial(self._run_load, load)):
+                self._end_load(load, CancelledError("the engine is shutting down"))
+        for request_id in orders.cancels:
+            with self._lock:
+                wanted = self._loads.get(request_id)
+                if wanted is not None:
+                    wanted.cancelled = True
+
+    def start_saves(self, orders: PoolOrders) -> None:
+        """Begin the saves of a step; to be called when the step has written its blocks."""
+        deadline = self._clock() + self._limits.save_timeout_s
+        for job in orders.saves:
+            if not self._submit_save(functools.partial(self._run_save, job, orders.tag, deadline)):
+                self._end_save(job)
+
+    def take_results(self) -> list[PoolLoad]:
+        """Return the loads that ended since the last call, each once."""
+        with self._lock:
+            results, self._results = self._results, []
+            return results
+
+    def take_saved(self) -> SavedCounts | None:
+        """Return the save jobs that ended since the last call, each once: nothing reads their blocks."""
+        with self._lock:
+            saved, self._saved = self._saved, Counter()
+        return SavedCounts(dict(saved)) if saved else None
+
+    def take_counts(self) -> dict[str, int]:
+        """Return what was counted since the last call, as `metric|label`, see kvferry_pool_* in the table."""
+        with self._lock:
+            counts, self._counts = dict(self._counts), Counter()
+            return counts
+
+    def _run_load(self, load: _Load) -> None:
+        error: KVFerryError | None = None
+        try:
+            self._load(load)
+        except KVFerryError as failure:
+            error = failure
+        except Exception as failure:
+            logger.exception("load of request %s from the pool failed unexpectedly", load.job.request_id)
+            error = InternalError(f"{type(failure).__name__}: {failure}")
+        finally:  # whatever happened: a load without a result would keep its request for ever
+            self._end_load(load, error)
+
+    def _load(self, load: _Load) -> None:
+        deadline = load.started_at + self._limits.load_timeout_s
+        for batch in self._batches(load.job.spans):
+            if load.cancelled:
+                raise CancelledError("the request was aborted")
+            left_s = self._left_s(deadline, load.job.request_id)
+            runs, sizes = self._runs(batch)
+            results = self._store().get_runs_into(names_of(batch.keys, [self._rank]), runs, timeout_s=left_s)
+            for result, size in zip(results, sizes, strict=True):
+                if result.error is not None:
+                    raise result.error
+                if result.bytes != size:
+                    raise DataCorruptError(f"a block in the pool has {result.bytes} bytes, not {size}")
+                load.blocks += 1
+                load.bytes += size
+
+    def _left_s(self, deadline: float, request_id: str) -> float:
+        left_s = deadline - self._clock()
+        if left_s <= 0:
+            raise DeadlineExceededError(
+                f"request {request_id} was not loaded from the pool within "
+                f"{self._limits.load_timeout_s:.1f} s (pool.load_timeout_s)"
+            )
+        return left_s
+
+    def _end_load(self, load: _Load, error: KVFerryError | None) -> None:
+        seconds = self._clock() - load.started_at
+        result = PoolLoad(load.job.request_id, error, load.blocks, load.bytes, seconds)
+        outcome = "cancelled" if result.cancelled else "failed" if error else "loaded"
+        with self._lock:
+            del self._loads[load.job.request_id]
+            self._results.append(result)
+            self._counts[f"loads|{outcome}"] += 1
+            self._counts["loaded_bytes"] += load.bytes if error is None else 0
+            if outcome == "failed" and error is not None:
+                self._counts[f"load_failures|{error.code}"] += 1
+        if outcome == "failed" and error is not None:
+            level = self._warnings.level(("load", error.code))
+            logger.log(
+                level, "request %s is computed after %d blocks from the pool: %s",
+                result.request_id, result.blocks, error,
+            )  # fmt: skip
+
+    def _run_save(self, job: SaveJob, tag: str, deadline: float) -> None:
+        try:
+            for batch in self._batches(job.spans):
+                self._save(batch, tag, deadline)
+        except KVFerryError as error:
+            self._save_failed(error)
+        except Exception as error:
+            logger.exception("a save to the pool failed unexpectedly")
+            self._save_failed(InternalError(f"{type(error).__name__}: {error}"))
+        finally:  # whatever happened: without an answer the engine would keep the blocks for ever
+            self._end_save(job)
+
+    def _save(self, batch: BlockSpan, tag: str, deadline: float) -> None:
+        left_s = deadline - self._clock()
+        if left_s <= 0:
+            raise DeadlineExceededError("blocks waited for longer than pool.save_timeout_s for their save")
+        store = self._store()
+        names = names_of(batch.keys, [self._rank])
+        missing = np.flatnonzero(~store.exists_many(names, timeout_s=left_s))
+        self._count("saved_blocks|existed", len(names) - len(missing))
+        if not len(missing):
+            return
+        suffix = names[0].tobytes()[len(batch.keys[0]) :]
+        wanted = BlockSpan(
+            batch.group,
+            tuple(batch.keys[i] for i in missing),
+            tuple(batch.block_ids[i] for i in missing),
+            tuple(batch.parents[i] + suffix if batch.parents[i] else b"" for i in missing),
+        )
+        runs, sizes = self._runs(wanted)
+        results = store.put_runs(
+            names[missing],
+            runs,
+            parents=wanted.parents,
+            tags=[tag],
+            timeout_s=max(deadline - self._clock(), 0.001),
+        )
+        for result, size in zip(results, sizes, strict=True):
+            if result.error is None:
+                self._count("saved_blocks|saved" if result.created else "saved_blocks|existed", 1)
+                self._count("saved_bytes", size if result.created else 0)
+            else:
+                self._save_failed(result.error)
+
+    def _save_failed(self, error: KVFerryError) -> None:
+        self._count("saved_blocks|failed", 1)
+        self._count(f"save_failures|{error.code}", 1)
+        level = self._warnings.level(("save", error.code))
+        logger.log(level, "blocks were not saved to the pool: %s", error)
+
+    def _end_save(self, job: SaveJob) -> None:
+        with self._lock:
+            self._saved[job.job_id] += 1
+
+    def _batches(self, spans: Sequence[BlockSpan]) -> Iterator[BlockSpan]:
+        """Cut spans into pieces of at most `BATCH_BYTES`, at least one block each."""
+        for span in spans:
+            if not 0 <= span.group < len(self._memory):
+                raise OutOfRangeError(f"there is no KV cache group {span.group}")
+            size = max(1, BATCH_BYTES // int(self._memory[span.group].block_bytes.sum()))
+            for first in range(0, len(span.keys), size):
+                cut = slice(first, first + size)
+                yield BlockSpan(span.group, span.keys[cut], span.block_ids[cut], span.parents[cut])
+
+    def _runs(self, span: BlockSpan) -> tuple[_Runs, list[int]]:
+        """Return where the blocks of a span lie, and each one's size."""
+        memory = self._memory[span.group]
+        ids = np.array(span.block_ids, dtype=np.uint64)
+        if len(ids) and int(ids.max()) >= memory.num_blocks:
+            raise OutOfRangeError(f"block {ids.max()} is outside the cache of {memory.num_blocks} blocks")
+        addresses = memory.addresses[None, :] + ids[:, None] * memory.block_bytes[None, :]
+        layers = len(memory.addresses)
+        runs = _Runs(
+            addresses.reshape(-1),
+            np.tile(memory.block_bytes, len(ids)),
+            np.full(len(ids), layers, dtype=np.int64),
+            [],
+        )
+        return runs, [int(memory.block_bytes.sum())] * len(ids)
+
+    def _count(self, name: str, count: int) -> None:
+        with self._lock:
+            self._counts[name] += count
