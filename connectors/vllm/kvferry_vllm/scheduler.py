@@ -6,6 +6,7 @@ imports; requests and blocks are vLLM's, used by attribute.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -81,11 +82,12 @@ class SchedulerHalf:
         Asked every step while the request waits.
         """
         request_id = request.request_id
-        pooled: int | None = 0
+        pooled = 0
         if self._front is not None:
-            pooled = self._front.scheduler.matched(request_id, request.block_hashes)
-            if pooled is None:
+            found = self._front.scheduler.matched(request_id, request.block_hashes)
+            if found is None:
                 return None, False
+            pooled = found
         offered = self._handoff.offered_tokens(request_id)
         total = max(pooled, offered)
         wanted = total - num_computed_tokens
@@ -131,7 +133,7 @@ class SchedulerHalf:
                     request_id,
                     request.block_hashes,
                     tokens,
-                    lambda name=request_id: state.get_block_ids(name),
+                    functools.partial(state.get_block_ids, request_id),
                 )
 
     def loads_ended(self, received: set[str], failed: set[str]) -> None:

@@ -116,7 +116,8 @@ class WorkerHalf:
         pooled = [] if self._pool is None else self._pool.worker.take_results()
         self._results += results
         self._pool_loads += pooled
-        parts = [(result.request_id, result.error is not None) for result in [*results, *pooled]]
+        parts = [(result.request_id, result.error is not None) for result in results]
+        parts += [(result.request_id, result.error is not None) for result in pooled]
         return Ended(handoff.table.take_ended(), *self._parts.end(parts))
 
     def take_saved(self) -> SavedCounts | None:
