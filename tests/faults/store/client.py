@@ -143,6 +143,17 @@ class Client:
         way = rng.choice([self.get, self.get, self.view, self.read_range])
         way(key)
 
+    def read(self, keys: list[str], seconds: float) -> None:
+        """Read them one after the other, over and over."""
+        until = time.monotonic() + seconds
+        while time.monotonic() < until:
+            for key in keys:
+                self.get(key)
+
+    def counter(self, name: str) -> int:
+        """One of the store's counters."""
+        return self._store.counters[name]
+
     def hammer(self, key: str) -> None:
         """Put, read and remove one key until killed."""
         while True:

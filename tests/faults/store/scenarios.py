@@ -137,6 +137,7 @@ class Scenario:
     strike: Callable[[Round], None]
     only_durable: bool = False  # the clients write nothing
     short: bool = False  # among those of CI
+    pauses: bool = False  # for `Round.pause_s`, and the traffic goes on all the while
 
 
 SCENARIOS = (
@@ -147,5 +148,5 @@ SCENARIOS = (
     Scenario(kill_readers),
     Scenario(fill_pools, short=True),
     Scenario(restart_node),
-    Scenario(stop_node, short=True),
+    Scenario(stop_node, short=True, pauses=True),
 )

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from tests.faults.store.campaign import Campaign
+from tests.faults.store.failover import PROMISED, SLOW_MACHINE, measure
 from tests.faults.store.history import Op, Promise, check
 from tests.faults.store.scenarios import SCENARIOS
 
@@ -24,10 +25,18 @@ def op(
 def test_a_pool_survives_what_strikes_it(tmp_path: Path, extent) -> None:
     """In short, a node that stood still comes last: what it holds too much is left to the long form."""
     scenarios = SCENARIOS if extent.long else [one for one in SCENARIOS if one.short]
-    with Campaign(tmp_path, seed=11, nodes=3, traffic_s=1.0, pause_s=1.5, strict=extent.long) as campaign:
+    pause_s = extent.times(6, 30)
+    with Campaign(tmp_path, seed=11, nodes=3, traffic_s=1.0, pause_s=pause_s, strict=extent.long) as campaign:
         for number in range(extent.times(len(scenarios), 200)):
             campaign.run_round(number, scenarios[number % len(scenarios)])
         assert campaign.calls > 1000
+
+
+@pytest.mark.slow
+def test_the_death_of_a_node_is_felt_for_a_moment_only(tmp_path: Path, extent) -> None:
+    felt = measure(tmp_path, extent.times(2, 40))
+    print(felt)
+    (PROMISED if extent.long else SLOW_MACHINE).check(felt)
 
 
 def test_what_is_right_is_not_complained_of() -> None:
