@@ -84,6 +84,18 @@ TEST(Directory, KeepsWhoAnnouncedWhileItWasDoubted) {
   EXPECT_FALSE(directory.contains(id_of(1)));
 }
 
+// Removed and put again while a holder's word of before was doubted.
+TEST(Directory, KeepsWhoAnnouncedAfterARemovalWhileTheOldEntryWasDoubted) {
+  Directory directory = make();
+  directory.announce(object(1), 3);
+  const auto before = directory.find(id_of(1));
+  ASSERT_TRUE(before);
+  directory.remove(id_of(1), Clock::now());
+  directory.announce(object(1, 2, true), 3);
+  directory.retract_if_unchanged(id_of(1), 3, before->told);
+  EXPECT_TRUE(directory.contains(id_of(1)));
+}
+
 TEST(Directory, RemembersABoundedNumberOfRemovals) {
   Directory directory = make();
   const Clock::time_point now = Clock::now();

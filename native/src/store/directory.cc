@@ -33,7 +33,9 @@ Directory::Said Directory::announce(const Announced& object, HolderIndex holder)
     entry->digest = object.digest;
     entry->bytes = object.bytes & HolderEntry::kMostBytes;
   }
-  ++entry->told;
+  // Never what it was before for this id, not even if it was forgotten in between: whoever doubts an older word must
+  // not take this one back.
+  entry->told = ++part.told;
   entry->replicas = static_cast<std::uint8_t>(std::clamp<std::uint32_t>(object.replicas, 1, UINT8_MAX));
   if (!names(*entry, holder)) {
     if (entry->count < HolderEntry::kHolders) {

@@ -26,7 +26,7 @@ struct Location {
   ContentDigest digest;
   std::uint32_t replicas = 1;  // wanted
   std::vector<HolderIndex> holders;
-  std::uint16_t told = 0;  // changes with each announcement
+  std::uint16_t told = 0;  // another one with each announcement
 };
 
 class Directory {
@@ -81,6 +81,7 @@ class Directory {
   struct Shard {
     mutable std::mutex mutex;
     DirectoryTable table;                                         // guarded by mutex, as is what follows
+    std::uint16_t told = 0;                                       // announcements so far, as far as 16 bits count
     std::unordered_map<ObjectId, std::vector<HolderIndex>> more;  // holders beyond those of the entry
     std::unordered_map<ObjectId, Clock::time_point> removed;
     std::deque<std::pair<Clock::time_point, ObjectId>> removals;  // oldest first; also of ids that were put again

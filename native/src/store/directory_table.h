@@ -18,7 +18,7 @@ struct HolderEntry {
   ObjectId id;
   ContentDigest digest;
   std::uint64_t bytes : 48 = 0;
-  std::uint64_t told : 16 = 0;  // how often somebody said that he holds it, as far as 16 bits count
+  std::uint64_t told : 16 = 0;  // which announcement was the last one
   std::array<std::uint16_t, kHolders> holders{};
   std::uint8_t count = 0;  // of holders here; more are beside the table
   std::uint8_t replicas = 1;
