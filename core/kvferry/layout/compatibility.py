@@ -125,6 +125,7 @@ def _opaque_differences(ours: KVGeometry, theirs: KVGeometry, index: int) -> Ite
 
 def _state_differences(ours: KVGeometry, theirs: KVGeometry, index: int) -> Iterator[_Difference]:
     advice = "a recurrent state cannot be cut: use equal sizes on both sides"
-    if ours.total_heads_of(index) > 1 and ours.tp_size != theirs.tp_size:
+    shards = max(ours.total_heads_of(index), theirs.total_heads_of(index))
+    if shards > 1 and ours.tp_size != theirs.tp_size:
         yield "tp_size", ours.tp_size, theirs.tp_size, advice
     yield from _opaque_differences(ours, theirs, index)

@@ -43,6 +43,7 @@ class _Group(NamedTuple):
     heads: int  # how many are moved
     local_head: int  # the first of them, counted in our rank
     remote_head: int
+    all_heads: bool  # neither side has more of them
 
 
 def map_blocks(
@@ -124,7 +125,9 @@ def _common(ours: KVGeometry, theirs: KVGeometry, index: int) -> _Group | None:
         return None
     local = held_heads(total, ours.tp_rank, ours.tp_size).start
     remote = held_heads(total, theirs.tp_rank, theirs.tp_size).start
-    return _Group(ours.groups[index], len(heads), heads.start - local, heads.start - remote)
+    group, other = ours.groups[index], theirs.groups[index]
+    all_heads = len(heads) == group.kv_heads == other.kv_heads
+    return _Group(group, len(heads), heads.start - local, heads.start - remote, all_heads)
 
 
 def _shared_layers(ours: KVGroup, theirs: KVGroup) -> _Ints:
@@ -222,11 +225,13 @@ def _check_aligned(local: _Side, remote: _Side, begin: int) -> None:
 def _plane_pairs(common: _Group, local: _Side, remote: _Side, tokens: int) -> list[tuple[_Planes, _Planes]]:
     """Planes that can be walked together: all of them when they have equal steps, else one by one."""
     ours, theirs = local.strides.planes, remote.strides.planes
-    whole = tokens == local.block_size == remote.block_size and common.heads == common.group.kv_heads
-    packed = local.strides.packed and remote.strides.packed
-    if whole and packed and ours == theirs and common.group.layout != "OPAQUE":
-        block = (Plane(0, 0, 0, 0),)  # equal blocks, whole: one run
-        return [(block, block)]
+    whole = tokens == local.block_size == remote.block_size
+    packed = local.strides.packed and remote.strides.packed and common.group.layout != "OPAQUE"
+    if whole and packed and ours == theirs and (common.all_heads or common.group.kv_split == "KV_HEAD"):
+        here, there = common.local_head * ours[0].head, common.remote_head * ours[0].head
+        return [
+            ((Plane(here, 0, 0, 0),), (Plane(there, 0, 0, 0),))
+        ]  # equal blocks, or heads of them: one run
     ours = tuple(plane._replace(base=plane.base + common.local_head * plane.head) for plane in ours)
     theirs = tuple(plane._replace(base=plane.base + common.remote_head * plane.head) for plane in theirs)
     if all(plane[1:] == planes[0][1:] for planes in (ours, theirs) for plane in planes):
@@ -275,9 +280,9 @@ def _inner_runs(
     """Offsets, relative to a segment's first element, of the runs that are contiguous on both sides, and
     their length in bytes."""
     ours, theirs = local[0], remote[0]
-    if ours.dim == 0:  # a block without inner steps: opaque, or equal and whole
+    if ours.dim == 0:  # a block without inner steps: opaque, or equal heads of it
         zero = np.zeros(1, dtype=np.int64)
-        return zero, zero, common.group.block_bytes
+        return zero, zero, common.group.block_bytes * common.heads // common.group.kv_heads
     axes = [
         (common.heads, ours.head, theirs.head),
         (tokens, ours.token, theirs.token),
