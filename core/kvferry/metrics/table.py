@@ -424,6 +424,12 @@ METRICS: tuple[Metric, ...] = (
         "Objects dropped because the bytes on SSD were not those written.",
     ),
     Metric("kvferry_store_ssd_recovered_total", Kind.COUNTER, "Objects found on SSD at the start."),
+    Metric("kvferry_store_quick_puts_total", Kind.COUNTER, "Of the objects stored, those that took no message."),
+    Metric(
+        "kvferry_store_quick_puts_refused_total",
+        Kind.COUNTER,
+        "Puts without a message that made no sense: a client's memory is broken.",
+    ),
     Metric(
         "kvferry_store_malformed_messages_total",
         Kind.COUNTER,

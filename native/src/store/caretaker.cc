@@ -162,7 +162,6 @@ std::uint64_t Caretaker::move_away(const std::vector<ObjectId>& ids, Deadline de
 }
 
 std::uint64_t Caretaker::drain(Deadline deadline) {
-  core_.draining = true;
   for (bool progress = true; progress && !expired(deadline);) {
     progress = false;
     std::vector<ObjectId> ids;

@@ -60,6 +60,14 @@ Directory::Added Directory::claim(const Announced& object, const std::function<v
   return added;
 }
 
+void Directory::put_again(std::span<const ObjectId> ids) {
+  for (const ObjectId& id : ids) {
+    Shard& part = shard(id);
+    const std::lock_guard lock(part.mutex);
+    if (part.removed.contains(id) && own_(id)) part.removed.erase(id);
+  }
+}
+
 // True if nobody holds it any more.
 bool Directory::drop_locked(Shard& part, HolderEntry& entry, HolderIndex holder) {
   const auto more = part.more.find(entry.id);

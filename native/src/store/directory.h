@@ -52,6 +52,8 @@ class Directory {
   // Runs `commit`, unless other bytes are known under that id or it was removed and is not fresh: then false. Nobody
   // else's bytes become known meanwhile.
   Added claim(const Announced& object, const std::function<void()>& commit);
+  // This node, the owner, holds them: that they were removed before is over.
+  void put_again(std::span<const ObjectId> ids);
   void retract(const ObjectId& id, HolderIndex holder);
   // Not if anybody has announced it since `told` was found.
   void retract_if_unchanged(const ObjectId& id, HolderIndex holder, std::uint16_t told);

@@ -107,14 +107,14 @@ Status LocalStoreImpl::check() const {
   KVF_RETURN_IF_ERROR(memory_.arenas().check());
   KVF_RETURN_IF_ERROR(table_->check());
   const std::uint64_t sum = memory_.arenas().free_bytes() + table_->dram_bytes() + memory_.limbo_bytes() +
-                            puts_.reserved_bytes() + loading_bytes_;
+                            puts_.reserved_bytes() + loading_bytes_ + quick_.bytes();
   if (sum == memory_.arenas().capacity()) return {};
   return {Code::kInternal, "of " + std::to_string(memory_.arenas().capacity()) + " bytes " +
                                std::to_string(memory_.arenas().free_bytes()) + " are free, " +
                                std::to_string(table_->dram_bytes()) + " used, " +
                                std::to_string(memory_.limbo_bytes()) + " in limbo, " +
                                std::to_string(puts_.reserved_bytes()) + " reserved, " + std::to_string(loading_bytes_) +
-                               " being read in"};
+                               " being read in, " + std::to_string(quick_.bytes()) + " offered"};
 }
 
 }  // namespace kvferry::store

@@ -7,14 +7,16 @@
 #include "memory/address_range.h"
 #include "store/client_page.h"
 #include "store/index_reader.h"
+#include "store/quick_writer.h"
+#include "store/runs.h"
 
 namespace kvferry::store {
 namespace {
 
 class SharedReader final : public LocalReader {
  public:
-  SharedReader(IndexReader index, PinPage& page, std::vector<std::span<std::byte>> arenas)
-      : index_(index), page_(page), arenas_(std::move(arenas)) {}
+  SharedReader(IndexReader index, PinPage& page, std::vector<std::span<std::byte>> arenas, QuickWriter quick)
+      : index_(index), page_(page), arenas_(std::move(arenas)), quick_(quick) {}
 
   std::optional<Held> find(const ObjectId& id) const override {
     const auto found = index_.find(id, monotonic_ms());
@@ -48,6 +50,9 @@ class SharedReader final : public LocalReader {
     return arena.subspan(place.offset, place.length);
   }
 
+  QuickPut put(const NewObject& object, ConstPieces value, Stores stores) override;
+  bool puts_waiting() const override { return quick_.waiting(); }
+
  private:
   bool all_mapped(const std::vector<Place>& places) const {
     for (const Place& place : places) {
@@ -59,7 +64,26 @@ class SharedReader final : public LocalReader {
   const IndexReader index_;
   ClientPage page_;
   const std::vector<std::span<std::byte>> arenas_;
+  const QuickWriter quick_;
 };
+
+LocalReader::QuickPut SharedReader::put(const NewObject& object, ConstPieces value, Stores stores) {
+  if (!QuickWriter::suits(object) || !quick_.may_put() || index_.find(object.id, monotonic_ms())) return {};
+  const auto entry = quick_.take(object.bytes);
+  if (!entry) return {};
+  const std::span<std::byte> target = memory(quick_.place(*entry, object.bytes));
+  if (target.size() != object.bytes) return {};  // not ours to give back: it is no memory of the node's
+  quick_.describe(*entry, object, copy_and_digest(value, Pieces(&target, 1), stores));
+  const auto absent = [&] { return !index_.find(object.id, monotonic_ms()); };
+  QuickPut put;
+  put.stored = quick_.publish(*entry, object.id, absent);
+  if (put.stored) {
+    put.ring = quick_.should_ring(object.bytes);
+  } else {
+    quick_.give_back(*entry, object.bytes);
+  }
+  return put;
+}
 
 Result<std::optional<LocalPin>> SharedReader::pin(const ObjectId& id) {
   // An object may go and come back between look and pin, over and over; the node makes progress with each.
@@ -92,12 +116,14 @@ Result<std::optional<LocalPin>> SharedReader::pin(const ObjectId& id) {
 Result<std::unique_ptr<LocalReader>> LocalReader::attach(const SharedMemory& memory, std::uint32_t page,
                                                          const NodeId& node) {
   KVF_ASSIGN_OR_RETURN(const IndexReader index, IndexReader::attach(memory.index, node));
-  const auto pins = std::span(reinterpret_cast<PinPage*>(memory.pins.data()), memory.pins.size() / sizeof(PinPage));
+  const std::uint64_t pin_bytes = std::min<std::uint64_t>(memory.pins.size(), kPinsBytes);
+  const auto pins = std::span(reinterpret_cast<PinPage*>(memory.pins.data()), pin_bytes / sizeof(PinPage));
   if (page >= pins.size()) {
     return {Code::kProtocolError,
             "pins: no page " + std::to_string(page) + " in memory of " + std::to_string(memory.pins.size()) + " bytes"};
   }
-  return std::unique_ptr<LocalReader>(std::make_unique<SharedReader>(index, pins[page], memory.arenas));
+  return std::unique_ptr<LocalReader>(
+      std::make_unique<SharedReader>(index, pins[page], memory.arenas, QuickWriter(memory.pins, page)));
 }
 
 }  // namespace kvferry::store

@@ -7,6 +7,7 @@
 #include <span>
 #include <vector>
 
+#include "base/block_copy.h"
 #include "kvferry/object_id.h"
 #include "kvferry/status.h"
 #include "store/local_store.h"
@@ -29,6 +30,11 @@ struct LocalPin {
 // is bounded.
 class LocalReader {
  public:
+  struct QuickPut {
+    bool stored = false;  // else nothing was done
+    bool ring = false;    // the node should hear of it soon: little is offered any more, or many puts wait
+  };
+
   // `page`: what LocalStore::add_client() gave. kProtocolError: not an index of this version, or not `node`'s.
   static Result<std::unique_ptr<LocalReader>> attach(const SharedMemory& memory, std::uint32_t page,
                                                      const NodeId& node);
@@ -42,6 +48,13 @@ class LocalReader {
   virtual void unpin(const LocalPin& pin) = 0;
   virtual void accessed(std::span<const ObjectId> ids) = 0;  // a hint for the node's eviction; may be lost
   virtual std::span<std::byte> memory(const Place& place) const = 0;
+
+  // Stores it without a message, if the node has offered memory of that size and nothing is known of the id. Not
+  // stored: put it by message; it may be there already.
+  virtual QuickPut put(const NewObject& object, ConstPieces value, Stores stores) = 0;
+  // Something was put so that is not in the index yet: what was not found may be found once the node has answered any
+  // request.
+  virtual bool puts_waiting() const = 0;
 };
 
 }  // namespace kvferry::store

@@ -124,6 +124,20 @@ class LocalStore {
   virtual Result<std::uint32_t> add_client(std::function<bool()> gone) = 0;
   virtual void remove_client(std::uint32_t page) = 0;  // it left of its own accord: its page is clear
 
+  // Puts of clients of this host without a message (quick_layout.h). Allowed only while all that is put is this node's
+  // to accept, and nobody else need hear of it: not at first. When this returns with false, there are no more.
+  virtual void allow_quick_puts(bool allow) = 0;
+  // Lock-free. True: what settle_quick_puts() would take in, or tell of, is there.
+  virtual bool quick_puts_waiting() const = 0;
+  struct QuickPutsDone {
+    std::vector<ObjectId> ids;  // put since the last call
+    std::uint64_t bytes = 0;
+  };
+  // Makes visible what was put until now. To be called before anybody is answered what is here.
+  virtual QuickPutsDone settle_quick_puts() = 0;
+  // The client wrote a value of that size in place: it is offered memory for more of them.
+  virtual void offer_quick_puts(std::uint32_t page, std::uint64_t bytes) = 0;
+
   // Visits what is held, in no order, a snapshot not needed: objects come and go meanwhile. False from `visit` ends it.
   virtual void for_each(const std::function<bool(const ObjectId&, const Held&)>& visit) const = 0;
   virtual std::vector<ObjectInfo> list(std::string_view tenant, std::string_view prefix, std::string_view after,

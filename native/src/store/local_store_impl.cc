@@ -1,4 +1,4 @@
-#include "store/local_store_impl.h"
+#include "store/quick_settling.h"
 
 #include <algorithm>
 #include <string>
@@ -35,7 +35,7 @@ Status unknown_put(PutId put) {
 
 std::uint64_t LocalStore::index_bytes(const NodeOptions& options) { return IndexShape::of(options).bytes(); }
 
-std::uint64_t LocalStore::pins_bytes(const NodeOptions&) { return std::uint64_t{kMaxClients} * sizeof(PinPage); }
+std::uint64_t LocalStore::pins_bytes(const NodeOptions&) { return kPinsBytes + kQuickBytes; }
 
 Result<std::unique_ptr<LocalStore>> LocalStore::create(LocalStoreOptions options) {
   if (options.pins.size() < pins_bytes(options.node)) {
@@ -52,7 +52,8 @@ LocalStoreImpl::LocalStoreImpl(LocalStoreOptions options, std::unique_ptr<Object
     : options_(std::move(options.node)),
       arenas_(std::move(options.arenas)),
       table_(std::move(table)),
-      memory_(lengths_of(arenas_), options.pins) {
+      memory_(lengths_of(arenas_), options.pins.first(kPinsBytes)),
+      quick_(options.pins) {
   const std::uint64_t capacity = memory_.arenas().capacity();
   high_water_ = share_of(capacity, options_.watermark_high);
   low_water_ = std::min(high_water_, share_of(capacity, options_.watermark_low));
@@ -76,6 +77,7 @@ Status LocalStoreImpl::start(std::shared_ptr<log::Disk> disk) {
 }
 
 void LocalStoreImpl::close() {
+  allow_quick_puts(false);
   {
     const Lock lock(mutex_);
     if (closed_) return;
@@ -149,6 +151,7 @@ Result<bool> LocalStoreImpl::commit(Session session, PutId put, const ContentDig
     return {Code::kStale, "put " + std::to_string(put) + ": its object was removed while it was on its way"};
   }
   Reservation reservation = *puts_.take(session, put);
+  const QuickDoor no_others(*this);
   if (const auto slot = find_current(reservation.object.id)) return settle_duplicate(reservation, *slot, digest);
   counters_.add(StoreCounters::kPuts);
   counters_.add(StoreCounters::kPutBytes, reservation.object.bytes);
@@ -246,11 +249,15 @@ void LocalStoreImpl::end_session(Session session, std::function<bool()> still_wr
 Result<std::uint32_t> LocalStoreImpl::add_client(std::function<bool()> gone) {
   const Lock lock(mutex_);
   if (closed_) return closed_status();
-  return memory_.pages().add(std::move(gone));
+  KVF_ASSIGN_OR_RETURN(const std::uint32_t page, memory_.pages().add(std::move(gone)));
+  end_client(page);  // whatever its last client left
+  return page;
 }
 
 void LocalStoreImpl::remove_client(std::uint32_t page) {
   const Lock lock(mutex_);
+  settle_quick();
+  end_client(page);
   memory_.pages().remove(page);
 }
 

@@ -2,6 +2,7 @@
 // waiting, calling out or moving bytes.
 #pragma once
 
+#include <atomic>
 #include <condition_variable>
 #include <deque>
 #include <memory>
@@ -16,6 +17,7 @@
 #include "store/local_store.h"
 #include "store/object_memory.h"
 #include "store/object_table.h"
+#include "store/quick_puts.h"
 #include "store/reservations.h"
 #include "store/ssd_tier.h"
 #include "store/store_counters.h"
@@ -39,6 +41,10 @@ class LocalStoreImpl final : public LocalStore {
   void end_session(Session session, std::function<bool()> still_writes) override;
   Result<std::uint32_t> add_client(std::function<bool()> gone) override;
   void remove_client(std::uint32_t page) override;
+  void allow_quick_puts(bool allow) override;
+  bool quick_puts_waiting() const override;
+  QuickPutsDone settle_quick_puts() override;
+  void offer_quick_puts(std::uint32_t page, std::uint64_t bytes) override;
   void for_each(const std::function<bool(const ObjectId&, const Held&)>& visit) const override;
   std::vector<ObjectInfo> list(std::string_view tenant, std::string_view prefix, std::string_view after,
                                std::uint32_t limit) const override;
@@ -78,7 +84,10 @@ class LocalStoreImpl final : public LocalStore {
   void retire(std::vector<Retired> batch);
   void drain_accesses();
   Status no_room(std::uint64_t bytes) const;
-  std::uint64_t used_bytes() const { return memory_.arenas().capacity() - memory_.arenas().free_bytes(); }
+  // Offers are as good as free: they can be taken back at once.
+  std::uint64_t used_bytes() const {
+    return memory_.arenas().capacity() - memory_.arenas().free_bytes() - quick_.bytes();
+  }
   bool above_high_water() const { return used_bytes() > high_water_; }
   void call_for_upkeep(bool needed);
 
@@ -123,6 +132,15 @@ class LocalStoreImpl final : public LocalStore {
   void look_after_ended_sessions(Lock& lock);
   void report_dropped(Lock& lock);
 
+  // quick_settling.cc, under the lock.
+  class QuickDoor;  // what clients put without a message is in the index, and no more of it comes, while one lives
+  void settle_quick();
+  void take_in(QuickPuts::Put& put);
+  void offer_memory();
+  bool offer_one(const QuickPuts::Want& want);
+  bool free_offers(std::vector<QuickPuts::Offer> offers);  // true: there were any
+  void end_client(std::uint32_t page);
+
   // listing.cc.
   void for_each_record(std::uint64_t now_ms, const std::function<void(Slot, const ObjectRecord&)>& visit) const;
 
@@ -136,6 +154,9 @@ class LocalStoreImpl final : public LocalStore {
   const std::unique_ptr<ObjectTable> table_;  // guarded by mutex_, as all that follows
   ObjectMemory memory_;
   Reservations puts_;
+  QuickPuts quick_;
+  QuickPutsDone quick_done_;
+  std::atomic<bool> quick_unreported_{false};  // quick_done_ has something; without the lock, too
   std::uint64_t high_water_;
   std::uint64_t low_water_;
   bool upkeep_called_ = false;

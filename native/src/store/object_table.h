@@ -40,6 +40,7 @@ class ObjectTable {
 
   std::optional<Slot> take_slot() { return index_.take_slot(); }
   void give_slot(Slot slot) { index_.give_slot(slot); }
+  std::uint64_t slots_left() const { return index_.slots_left(); }
   bool has_list_for(std::size_t places) const { return index_.has_list_for(places); }
   Slot slots_used() const { return index_.high_water(); }
 

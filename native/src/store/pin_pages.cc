@@ -74,10 +74,4 @@ std::vector<PinPages::Watched> PinPages::watched() const {
   return all;
 }
 
-bool PinPages::remove_if_same(const Watched& client) {
-  if (table_[client.page].gone != client.gone) return false;
-  remove(client.page);
-  return true;
-}
-
 }  // namespace kvferry::store

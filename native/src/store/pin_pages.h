@@ -31,9 +31,9 @@ class PinPages {
     std::uint32_t page = 0;
     std::shared_ptr<const std::function<bool()>> gone;
   };
-  // Whom to ask, without the lock, whether its process has ended; then remove_if_same() with those that have.
+  // Whom to ask, without the lock, whether its process has ended; then, if it is still the same client, remove().
   std::vector<Watched> watched() const;
-  bool remove_if_same(const Watched& client);
+  bool is_same(const Watched& client) const { return table_[client.page].gone == client.gone; }
 
  private:
   struct Client {

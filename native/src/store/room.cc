@@ -25,7 +25,7 @@ Result<std::vector<Place>> LocalStoreImpl::make_room(Lock& lock, std::uint64_t b
     auto places = memory_.allocate(bytes);
     if (places && table_->has_list_for(places->size())) return std::move(*places);
     if (places) memory_.give_back(*places, bytes);
-    if (memory_.reclaim() > 0 || forget_expired()) continue;
+    if (free_offers(quick_.take_back()) || memory_.reclaim() > 0 || forget_expired()) continue;
     drain_accesses();
     memory_.look_at_pins();
     if (!could_fit(bytes)) break;  // it would cost all that is here and not help
@@ -50,7 +50,7 @@ Result<Slot> LocalStoreImpl::make_slot() {
   };
   for (;;) {
     if (const auto slot = table_->take_slot()) return *slot;
-    if (forget_expired()) continue;
+    if (free_offers(quick_.take_back()) || forget_expired()) continue;
     drain_accesses();
     memory_.look_at_pins();
     const Slot on_ssd = table_->ssd_objects() > 0 ? table_->ssd_victim(only_on_ssd) : kNoSlot;

@@ -29,7 +29,9 @@ Status Service::start() {
     core_.store->on_demote([this](const ObjectId& id) { return caretaker_.demote(id); });
   }
   KVF_RETURN_IF_ERROR(announcer_.start());
-  return caretaker_.start();
+  KVF_RETURN_IF_ERROR(caretaker_.start());
+  judge_quick_puts();
+  return {};
 }
 
 void Service::close() {
@@ -61,7 +63,9 @@ void Service::lost(std::uint64_t peer, const Status&) {
   const auto session = core_.sessions->lost(peer);
   if (!session) return;
   puts_.end_session(session->id);
-  if (session->who != Attach::Who::kNode || session->by_us) return;
+  if (session->who != Attach::Who::kNode) return;
+  judge_quick_puts();
+  if (session->by_us) return;
   // What it would have told us it may have told another: only it knows.
   core_.cluster->set_settled(session->home, 0);
 }
@@ -110,6 +114,7 @@ Result<std::optional<Bytes>> Service::run(const Asker& asker, const MessageHeade
 
 Result<std::optional<Bytes>> Service::dispatch(const Asker& asker, const MessageHeader& header, ByteView body,
                                                bool wait) {
+  settle_quick_puts();
   if (const Status may = may_ask(asker, header.type); !may.ok()) {
     return std::optional<Bytes>(encode_refusal(header, may));
   }
@@ -178,8 +183,49 @@ void Service::ask_for_all(const NodeId& member) {
   }
 }
 
+void Service::settle_quick_puts() const {
+  if (!core_.store->quick_puts_waiting()) return;
+  const LocalStore::QuickPutsDone done = core_.store->settle_quick_puts();
+  core_.counters.add(NodeCounters::kPuts, done.ids.size());
+  core_.counters.add(NodeCounters::kPutBytes, done.bytes);
+  core_.directory.put_again(done.ids);
+}
+
+// Clients may put without a message while no other node has a say in what is put, or would have to hear of it, and
+// there is nothing to be done about it but to take it in.
+void Service::judge_quick_puts() {
+  const std::lock_guard lock(quick_mutex_);
+  const auto view = core_.cluster->view();
+  const bool alone = view->members.size() == 1 && view->has_self && core_.sessions->nodes() == 0;
+  const bool through = !core_.options.ssd_directory.empty() && core_.options.ssd_write == WriteMode::kWriteThrough;
+  core_.store->allow_quick_puts(alone && !through && !members_change_ && !core_.draining);
+}
+
+std::uint64_t Service::drain(Deadline deadline) {
+  core_.draining = true;
+  judge_quick_puts();
+  settle_quick_puts();
+  return caretaker_.drain(deadline);
+}
+
 bool Service::set_members(std::uint64_t number, std::vector<Member> members) {
   const std::lock_guard one_at_a_time(members_mutex_);
+  const auto changing = [this](bool now) {
+    {
+      const std::lock_guard lock(quick_mutex_);
+      members_change_ = now;
+    }
+    judge_quick_puts();
+  };
+  changing(true);
+  settle_quick_puts();
+  const bool taken = take_members(number, std::move(members));
+  changing(false);
+  return taken;
+}
+
+// With members_mutex_.
+bool Service::take_members(std::uint64_t number, std::vector<Member> members) {
   auto before = core_.cluster->view();
   if (!core_.cluster->set_members(number, std::move(members))) return false;
   const auto now = core_.cluster->view();

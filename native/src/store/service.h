@@ -30,7 +30,7 @@ class Service final : public Handler {
 
   bool set_members(std::uint64_t view, std::vector<Member> members);
   void member_up(const std::shared_ptr<MemberLink>& link);
-  std::uint64_t drain(Deadline deadline) { return caretaker_.drain(deadline); }
+  std::uint64_t drain(Deadline deadline);
   NodeStats stats() const;
 
  private:
@@ -77,6 +77,10 @@ class Service final : public Handler {
   Result<std::optional<Bytes>> get_inline(const Asker& asker, const MessageHeader& header, ByteView body, bool wait);
   Result<std::optional<Bytes>> lookup(const Asker& asker, const MessageHeader& header, ByteView body, bool wait);
 
+  // What clients put without a message is put, and counted, before anybody is answered.
+  void settle_quick_puts() const;
+  void judge_quick_puts();
+  bool take_members(std::uint64_t number, std::vector<Member> members);
   Status admit(const Attach& attach) const;
   void admit_node(const NodeId& node);
   std::vector<Status> remove_everywhere(const std::vector<ObjectId>& ids);
@@ -97,6 +101,8 @@ class Service final : public Handler {
   Caretaker caretaker_;
   std::mutex members_mutex_;
   std::set<NodeId> forgotten_;  // members that left; guarded by members_mutex_
+  std::mutex quick_mutex_;
+  bool members_change_ = false;  // guarded by quick_mutex_
 };
 
 }  // namespace kvferry::store

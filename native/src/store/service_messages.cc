@@ -38,6 +38,7 @@ Status Service::admit(const Attach& attach) const {
 
 // It will tell anew all that it holds and this node owns: what was known of it may be out of date.
 void Service::admit_node(const NodeId& node) {
+  judge_quick_puts();
   core_.cluster->set_settled(node, 0);
   core_.directory.drop_holder(core_.names.of(node));
   core_.cluster->wake();
@@ -103,7 +104,11 @@ Service::Answered<Reserve> Service::on(const Asker& asker, const Reserve& reserv
   if (asker.peer != 0 && asker.session->page == kNoPage) {
     return Status(Code::kUnsupported, "only a client that has the node's memory mapped can write in place");
   }
-  return wrap<Reserve::Answer>(puts_.reserve(asker.session->id, reserve.objects, wait));
+  auto answer = wrap<Reserve::Answer>(puts_.reserve(asker.session->id, reserve.objects, wait));
+  if (answer && !reserve.objects.empty() && asker.session->page != kNoPage) {
+    core_.store->offer_quick_puts(asker.session->page, reserve.objects.back().bytes);
+  }
+  return answer;
 }
 
 Service::Answered<Commit> Service::on(const Asker& asker, const Commit& commit, Wait wait) {
@@ -307,6 +312,7 @@ Service::Answered<Drain> Service::on(const Asker&, const Drain& drain_request, W
 }
 
 NodeStats Service::stats() const {
+  settle_quick_puts();
   NodeStats stats = core_.store->stats();
   stats.directory_entries = core_.directory.entries();
   stats.clients = core_.sessions->count();

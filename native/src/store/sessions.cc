@@ -119,4 +119,10 @@ std::vector<std::uint64_t> Sessions::made_by(const NodeId& member) const {
 
 std::uint64_t Sessions::count() const { return clients().size(); }
 
+std::uint64_t Sessions::nodes() const {
+  const std::lock_guard lock(mutex_);
+  return static_cast<std::uint64_t>(
+      std::ranges::count_if(peers_, [](const auto& one) { return one.second.who == Attach::Who::kNode; }));
+}
+
 }  // namespace kvferry::store

@@ -41,6 +41,7 @@ class Sessions {
   std::vector<std::uint64_t> clients() const;             // their connections
   std::vector<std::uint64_t> made_by(const NodeId& member) const;
   std::uint64_t count() const;  // of clients
+  std::uint64_t nodes() const;  // as many are attached
 
  private:
   std::optional<SessionInfo> take(std::uint64_t peer);

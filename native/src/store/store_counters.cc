@@ -32,6 +32,8 @@ constexpr std::array<const char*, StoreCounters::kCount> kNames = {
     "ssd_errors_total",
     "ssd_corrupt_total",
     "ssd_recovered_total",
+    "quick_puts_total",
+    "quick_puts_refused_total",
 };
 
 }  // namespace

@@ -40,6 +40,8 @@ class StoreCounters {
     kSsdErrors,
     kSsdCorrupt,    // objects dropped because what was read was not what had been written
     kSsdRecovered,  // found when the log was opened
+    kQuickPuts,     // of kPuts, those that took no message
+    kQuickRefused,  // puts without a message that were none: a client wrote nonsense
     kCount,
   };
 

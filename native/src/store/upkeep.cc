@@ -18,6 +18,8 @@ void LocalStoreImpl::upkeep() {
   while (!closed_) {
     upkeep_wanted_.wait_for(lock, kRound, [this] { return closed_ || upkeep_called_; });
     upkeep_called_ = false;
+    settle_quick();
+    free_offers(quick_.take_back_idle(Clock::now()));
     forget_expired();
     look_after_leases();
     drain_accesses();
@@ -60,7 +62,11 @@ void LocalStoreImpl::look_after_clients(Lock& lock) {
   }
   lock.lock();
   for (const PinPages::Watched& client : gone) {
-    if (memory_.pages().remove_if_same(client)) counters_.add(StoreCounters::kClientsGone);
+    if (!memory_.pages().is_same(client)) continue;
+    settle_quick();  // it may have put until its end
+    end_client(client.page);
+    memory_.pages().remove(client.page);
+    counters_.add(StoreCounters::kClientsGone);
   }
 }
 

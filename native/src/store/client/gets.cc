@@ -174,11 +174,16 @@ void Want::finish(Status status, std::uint64_t bytes) {
 void get(ClientCore& core, std::span<Want> wants, Deadline deadline) {
   const auto home = core.home(deadline);
   const Home* here = home.ok() && (*home)->reader() != nullptr ? home->get() : nullptr;
+  Status failure;
   if (here != nullptr) {
+    const bool waiting = here->reader()->puts_waiting();
     from_memory(core, *here, wants);
+    if (waiting && !open_ones(wants).empty()) {
+      failure = here->catch_up(core, deadline);
+      from_memory(core, *here, wants);
+    }
     from_home(core, *here, open_ones(wants), deadline);
   }
-  Status failure;
   const Wanted open = open_ones(wants);
   const bool alone = here != nullptr && core.links->members()->all.size() <= 1;
   if (!open.empty() && !alone) failure = FromOthers(core, here, open, deadline).run();

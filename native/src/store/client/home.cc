@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "store/client/core.h"
 #include "store/process.h"
 
 namespace kvferry::store {
@@ -55,6 +56,12 @@ Status Home::map_memory(Deadline deadline) {
   reader_ = mapped->reader.get();
   mapped_ = std::move(mapped);
   return {};
+}
+
+Status Home::catch_up(ClientCore& core, Deadline deadline) const {
+  if (!reader_->puts_waiting()) return {};
+  // The node takes in what was put before it answers anybody.
+  return core.rpc->call(connection_->handle(), Ping{}, soon(core, deadline)).status();
 }
 
 std::vector<std::span<std::byte>> Home::memory(std::span<const Place> places) const {

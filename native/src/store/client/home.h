@@ -14,6 +14,8 @@
 
 namespace kvferry::store {
 
+struct ClientCore;
+
 class Home {
  public:
   // kUnavailable and others of Engine::connect; kPermissionDenied: another cluster. The node's memory is mapped only if
@@ -25,6 +27,9 @@ class Home {
   const NodeId& node() const { return connection_->attached.node; }
   bool alive() const { return connection_->peer->status().ok(); }
   LocalReader* reader() const { return reader_; }  // null: the node is on another host
+  // For when something was not found in place although puts_waiting() was true before the look: when this returns, what
+  // was put before that is in place, to be looked for again.
+  Status catch_up(ClientCore& core, Deadline deadline) const;
   // Places of the node as memory of this process; only if there is a reader. Empty: no such memory.
   std::vector<std::span<std::byte>> memory(std::span<const Place> places) const;
   std::vector<std::span<std::byte>> memory(std::span<const wire::PieceDescriptor> places) const;

@@ -75,6 +75,7 @@ class ToNode {
     // In order, so that of equal keys the first one is stored.
     put_inline(small);
     if (home_.reader() != nullptr) {
+      put_quick(large);
       put_in_place(large);
     } else {
       put_from(large);
@@ -112,6 +113,25 @@ class ToNode {
       taking.emplace(Offers(part.begin(), part.end()), core_.rpc->start(node(), request, deadline_));
     });
     conclude(taking);
+  }
+
+  // Those that take no message, up to the first that does.
+  void put_quick(Offers& offers) {
+    LocalReader& node_memory = *home_.reader();
+    std::uint64_t total = 0;
+    for (const Offer* offer : offers) total += offer->object.bytes;
+    const Stores stores = stores_for(total);
+    bool ring = false;
+    std::size_t stored = 0;
+    for (; stored < offers.size(); ++stored) {
+      Offer& offer = *offers[stored];
+      const LocalReader::QuickPut put = node_memory.put(offer.object, offer.value, stores);
+      if (!put.stored) break;
+      ring = ring || put.ring;
+      offer.finish({{}, true, 1});
+    }
+    offers.erase(offers.begin(), offers.begin() + static_cast<std::ptrdiff_t>(stored));
+    if (ring && offers.empty()) (void)core_.rpc->post(node(), Ping{}, deadline_);
   }
 
   // Each part's memory is asked for before the one before it is written, and while a part is written, the node commits

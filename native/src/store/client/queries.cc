@@ -45,13 +45,32 @@ Status ask_all(ClientCore& core, const Request& request, Deadline deadline, Take
   return failure;
 }
 
+// As exists() of the index, but sure of what was put without a message, too.
+Status exists_here(ClientCore& core, const Home& here, std::span<const ObjectId> ids, std::span<std::uint8_t> found,
+                   Deadline deadline) {
+  const bool waiting = here.reader()->puts_waiting();
+  here.reader()->exists(ids, found);
+  if (!waiting || std::all_of(found.begin(), found.end(), [](std::uint8_t there) { return there != 0; })) return {};
+  KVF_RETURN_IF_ERROR(here.catch_up(core, deadline));
+  here.reader()->exists(ids, found);
+  return {};
+}
+
+Result<std::optional<Held>> find_here(ClientCore& core, const Home& here, const ObjectId& id, Deadline deadline) {
+  const bool waiting = here.reader()->puts_waiting();
+  auto held = here.reader()->find(id);
+  if (held || !waiting) return held;
+  KVF_RETURN_IF_ERROR(here.catch_up(core, deadline));
+  return here.reader()->find(id);
+}
+
 }  // namespace
 
 Status exists(ClientCore& core, std::span<const ObjectId> ids, std::span<std::uint8_t> found, Deadline deadline) {
   const auto home = core.home(deadline);
   const Home* here = in_place(home);
   std::fill(found.begin(), found.end(), std::uint8_t{0});
-  if (here != nullptr) here->reader()->exists(ids, found);
+  if (here != nullptr) KVF_RETURN_IF_ERROR(exists_here(core, *here, ids, found, deadline));
   if (alone(core, here) || std::all_of(found.begin(), found.end(), [](std::uint8_t there) { return there != 0; })) {
     return {};
   }
@@ -68,7 +87,8 @@ Result<std::uint64_t> match_prefix(ClientCore& core, std::span<const ObjectId> i
     bool whole = true;
     for (std::size_t first = 0; first < ids.size() && whole; first += kMatchStep) {
       const std::size_t count = std::min(kMatchStep, ids.size() - first);
-      here->reader()->exists(ids.subspan(first, count), std::span(found).subspan(first, count));
+      KVF_RETURN_IF_ERROR(
+          exists_here(core, *here, ids.subspan(first, count), std::span(found).subspan(first, count), deadline));
       while (matched < first + count && found[matched] != 0) ++matched;
       whole = matched == first + count;
     }
@@ -92,9 +112,12 @@ std::vector<Result<std::uint64_t>> sizes(ClientCore& core, std::span<const Objec
   std::vector<ObjectId> unknown;
   std::vector<std::size_t> places;
   for (std::size_t i = 0; i < ids.size(); ++i) {
-    const auto held = here != nullptr ? here->reader()->find(ids[i]) : std::nullopt;
-    if (held) {
-      out[i] = held->bytes;
+    const Result<std::optional<Held>> held =
+        here != nullptr ? find_here(core, *here, ids[i], deadline) : std::optional<Held>();
+    if (!held.ok()) {
+      out[i] = held.status();
+    } else if (held->has_value()) {
+      out[i] = (*held)->bytes;
     } else {
       unknown.push_back(ids[i]);
       places.push_back(i);
