@@ -18,19 +18,21 @@ from kvferry.config.schema import (
     AdminOptions,
     ClusterOptions,
     Config,
+    EncoderOptions,
     HandoffOptions,
     LogOptions,
     RouterOptions,
     StoreOptions,
-    TransferOptions,
 )
 from kvferry.config.sources import environment_value, read_small_file
+from kvferry.config.transfer_schema import TransferOptions
 from kvferry.config.units import approximate_size, format_duration, format_size, parse_duration, parse_size
 
 __all__ = [
     "AdminOptions",
     "ClusterOptions",
     "Config",
+    "EncoderOptions",
     "Field",
     "HandoffOptions",
     "LogOptions",

@@ -11,7 +11,8 @@ from typing import Any, NamedTuple
 import msgspec
 
 from kvferry.config import units
-from kvferry.config.schema import SECRET_MASK, SECTIONS, Options, is_secret
+from kvferry.config.options import SECRET_MASK, Options, is_secret
+from kvferry.config.schema import SECTIONS
 from kvferry.errors import ConfigError
 
 

@@ -9,7 +9,8 @@ from typing import Any
 
 from kvferry.config import sources
 from kvferry.config.fields import all_fields, convert_value, fields_by_key
-from kvferry.config.schema import DEFAULT_SOURCE, SECTIONS, Config, Options
+from kvferry.config.options import Options
+from kvferry.config.schema import DEFAULT_SOURCE, SECTIONS, Config
 from kvferry.errors import ConfigError
 
 

@@ -440,6 +440,23 @@ METRICS: tuple[Metric, ...] = (
         Kind.COUNTER,
         "Requests refused because too many were waiting.",
     ),
+    # encoder: outputs of multimodal encoders in the store, as an engine uses them
+    Metric(
+        "kvferry_encoder_loads_total",
+        Kind.COUNTER,
+        "Encoder outputs looked for in the store: loaded, absent, failed, or late (the encoder ran instead).",
+        ("outcome",),
+    ),
+    Metric(
+        "kvferry_encoder_loaded_bytes_total", Kind.COUNTER, "Bytes of encoder outputs taken from the store."
+    ),
+    Metric(
+        "kvferry_encoder_saves_total",
+        Kind.COUNTER,
+        "Encoder outputs made here: stored, there already, failed, or dropped for want of staging memory.",
+        ("outcome",),
+    ),
+    Metric("kvferry_encoder_saved_bytes_total", Kind.COUNTER, "Bytes of encoder outputs put into the store."),
     # transfer: per peer; read from the engine at each scrape, so that moving data costs nothing for it
     Metric(
         "kvferry_transfer_moved_bytes_total",

@@ -11,7 +11,7 @@ import time
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from typing import Any, Literal
 
-from kvferry.config.schema import TransferOptions
+from kvferry.config import TransferOptions
 from kvferry.errors import ConfigError, InvalidArgumentError, KVFerryError
 from kvferry.router.metrics import RouterMetrics
 

@@ -14,7 +14,7 @@ from collections.abc import Callable
 import msgspec
 from aiohttp import web
 
-from kvferry.config.schema import RouterOptions, TransferOptions
+from kvferry.config import RouterOptions, TransferOptions
 from kvferry.errors import ConfigError, ResourceExhaustedError
 from kvferry.router.app import Front
 from kvferry.router.core import Core

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from engines.engine_lab import Lab, LabEngine
-from engines.vllm_inprocess.prompts import BLOCK, MAX_TOKENS, numbered, prompts, tokens_of
+from engines.vllm_inprocess.prompts import BLOCK, MAX_TOKENS, prompts, tokens_of
 from kvferry.testing.nodes import NodeChild
 
 pytestmark = pytest.mark.engine

@@ -10,7 +10,7 @@ from typing import Any
 import aiohttp
 import pytest
 
-from kvferry.config.schema import RouterOptions, TransferOptions
+from kvferry.config import RouterOptions, TransferOptions
 from kvferry.errors import ConfigError, UnavailableError
 from kvferry.handoff import (
     ControlClient,
