@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 import mmap
+import random
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -16,6 +19,7 @@ from kvferry.store import Store
 from kvferry.testing.nodes import NodeChild
 
 MIB = 1 << 20
+BYTES_PER_KEY = 200  # as docs/store-node.md has it
 
 
 @pytest.fixture
@@ -58,7 +62,7 @@ def test_odd_sizes_come_back_exactly(node: NodeChild, size: int) -> None:
 def test_what_is_larger_than_the_pool_is_refused(node: NodeChild) -> None:
     with node.open() as store:
         store.put("small", b"x")
-        with pytest.raises(OutOfRangeError, match="memory"):
+        with pytest.raises(OutOfRangeError, match=r"67108864 bytes; give the node more \(store.dram\)"):
             store.put("huge", bytes(65 * MIB))
         assert store.get("small") == b"x"
 
@@ -82,7 +86,38 @@ def test_lengths_past_two_gib_are_whole(tmp_path: Path, extent) -> None:
                 assert bytes(target) == mark
             with store.view("large") as view:
                 assert view.nbytes == size
+            if psutil.virtual_memory().available > 2 * size:
+                with mmap.mmap(-1, size) as target:
+                    assert store.get_into("large", target) == size
+                    assert all(target[at : at + len(mark)] == mark for at, mark in marks.items())
+                    assert hashlib.blake2b(target).digest() == hashlib.blake2b(value).digest()
         del source
+
+
+def odd_keys(count: int) -> set[bytes]:
+    """Keys of any bytes, some of which begin as others do."""
+    rng = random.Random(63)
+    keys = [rng.randbytes(rng.choice((1, 2, 3, 16, 255, 256, 257, 1023, 1024))) for _ in range(count)]
+    ends = (b"", b"\0", b"\xff", b"/")
+    cut = [key[: rng.randrange(1, len(key) + 1)] + rng.choice(ends) for key in keys[:500]]
+    return {*keys, *(key[:1024] for key in cut), b"\0" * 1024, b"\xff" * 1024, b"\0", b"\0\0"}
+
+
+def test_keys_have_any_bytes_up_to_1_kib(node: NodeChild, extent) -> None:
+    """Many at once, and each found, listed in order, and removed by itself."""
+    ordered = sorted(odd_keys(extent.times(1500, 50_000)))
+    values = [zlib.crc32(key).to_bytes(4, "big") + key[:50] for key in ordered]
+    with node.open(timeout_s=60.0) as store:
+        assert all(result.created for result in store.put_many(ordered, values))
+        targets = [bytearray(len(value)) for value in values]
+        assert all(result.error is None for result in store.get_many_into(ordered, targets))
+        assert targets == values
+        assert [info.key for info in store.scan()] == ordered
+        begin = ordered[len(ordered) // 2][:1]
+        assert [info.key for info in store.scan(begin)] == [key for key in ordered if key.startswith(begin)]
+        gone = ordered[::3]
+        assert store.remove_many(gone) == [None] * len(gone)
+        assert store.exists_many(ordered).tolist() == [index % 3 != 0 for index in range(len(ordered))]
 
 
 def put_range(store: Store, first: int, count: int) -> None:
@@ -92,9 +127,10 @@ def put_range(store: Store, first: int, count: int) -> None:
 
 
 def test_very_many_keys_in_flat_memory(tmp_path: Path, extent) -> None:
-    kept = extent.times(50_000, 500_000)
+    """Twice as many are put as may stay, and then again: what they take besides their values is the same."""
+    kept = extent.times(50_000, 2_000_000)
     environ = {"KVFERRY_STORE_MAX_OBJECTS": str(kept)}
-    with NodeChild(tmp_path, "--dram", "256MiB", environ=environ) as node, node.open(timeout_s=60.0) as store:
+    with NodeChild(tmp_path, "--dram", "512MiB", environ=environ) as node, node.open(timeout_s=60.0) as store:
         put_range(store, 0, 2 * kept)
         process = psutil.Process(node.process.pid)
         stats, before = store.node_stats(), process.memory_info().rss
@@ -102,5 +138,6 @@ def test_very_many_keys_in_flat_memory(tmp_path: Path, extent) -> None:
         put_range(store, 2 * kept, 2 * kept)
         stats, after = store.node_stats(), process.memory_info().rss
         assert stats.objects <= kept
-        assert stats.metadata_bytes < 300 * kept
+        print(f"{stats.metadata_bytes / stats.objects:.0f} bytes per key of {stats.objects}")
+        assert stats.metadata_bytes < BYTES_PER_KEY * kept
         assert after < before + max(32 * MIB, before // 5)

@@ -18,7 +18,8 @@ Result<std::vector<Place>> LocalStoreImpl::make_room(Lock& lock, std::uint64_t b
   const ArenaSet& arenas = memory_.arenas();
   if (bytes > kMaxObjectBytes || ArenaSet::rounded(bytes) > arenas.capacity()) {
     return {Code::kOutOfRange, "an object of " + std::to_string(bytes) + " bytes is larger than all memory of the " +
-                                   "node, " + std::to_string(arenas.capacity()) + " bytes"};
+                                   "node, " + std::to_string(arenas.capacity()) +
+                                   " bytes; give the node more (store.dram), or put the value in parts"};
   }
   const Deadline patience = sooner(deadline, deadline_in(kPatience));
   for (int waits = 0;;) {
