@@ -1,17 +1,19 @@
-"""A TCP relay between two engines that counts what passes, and can be cut."""
+"""A TCP relay between two engines that counts what passes, and can be slow, or cut."""
 
 from __future__ import annotations
 
 import contextlib
 import socket
 import threading
+import time
 
 
 class Relay:
     """Listens on a free port of 127.0.0.1 and passes each connection on to the same port of 127.0.0.2.
 
     So the engine behind it binds `target_endpoint` and advertises `endpoint`. `forward` and `backward` count
-    the bytes towards it and from it. `close` ends all.
+    the bytes towards it and from it. `backward_bytes_per_s`: how many from it may pass at most; 0: as many as
+    there are. `close` ends all.
     """
 
     def __init__(self) -> None:
@@ -19,6 +21,8 @@ class Relay:
         self._port = self._listener.getsockname()[1]
         self.endpoint, self.target_endpoint = f"127.0.0.1:{self._port}", f"127.0.0.2:{self._port}"
         self.forward = self.backward = 0
+        self.backward_bytes_per_s = 0
+        self._free_at = 0.0
         self._lock = threading.Lock()
         self._sockets: list[socket.socket] = []
         self._threads = [threading.Thread(target=self._accept)]
@@ -52,10 +56,18 @@ class Relay:
             while data := source.recv(1 << 18):
                 with self._lock:
                     setattr(self, direction, getattr(self, direction) + len(data))
+                if direction == "backward" and self.backward_bytes_per_s:
+                    self._wait_for_turn(len(data))
                 target.sendall(data)
         for one in (source, target):
             with contextlib.suppress(OSError):
                 one.shutdown(socket.SHUT_RDWR)
+
+    def _wait_for_turn(self, count: int) -> None:
+        with self._lock:
+            self._free_at = max(self._free_at, time.monotonic()) + count / self.backward_bytes_per_s
+            pause_s = self._free_at - time.monotonic()
+        time.sleep(max(pause_s, 0.0))
 
     def cut(self) -> None:
         """Break the connections that are open now; new ones pass."""
