@@ -38,6 +38,13 @@ class HandoffOptions(Options, frozen=True, kw_only=True):
             "Time allowed for loading one request's KV cache, queueing included; then it is recomputed."
         ),
     ] = 30.0
+    stream_timeout_s: Annotated[
+        float,
+        _seconds(
+            "Time allowed for a prefill that is followed while it is computed, its queueing included; then "
+            "the decode engine computes the prompt itself."
+        ),
+    ] = 120.0
     connect_timeout_s: Annotated[
         float, _seconds("Time allowed for the first contact with a prefill engine.")
     ] = 5.0
@@ -73,6 +80,14 @@ class RouterOptions(Options, frozen=True, kw_only=True):
     decode: Annotated[
         tuple[str, ...], Meta(description="Base URLs of the decode servers. At least one is needed.")
     ] = ()
+    handoff: Annotated[
+        Literal["auto", "pull"],
+        Meta(
+            description="`auto`: once a prefill server's transfer address is known from an earlier answer, "
+            "the decode server gets the request at the same time and reads the KV cache while it is "
+            "computed. `pull`: the decode server always gets it after the prefill server has finished."
+        ),
+    ] = "auto"
     request_timeout_s: Annotated[
         float, _seconds("Time allowed for a whole request, from its arrival to the last byte of the answer.")
     ] = 600.0

@@ -26,6 +26,7 @@ from kvferry.errors import (
     StaleError,
 )
 from kvferry.handoff.control import ControlClient
+from kvferry.handoff.early import EarlyPulls
 from kvferry.handoff.messages import ReleaseReason
 from kvferry.handoff.params import LeaseAddress, RemotePrefill, content_digest
 from kvferry.handoff.peers import KnownPeer, PeerBook
@@ -49,6 +50,7 @@ class LoadRequest(msgspec.Struct, frozen=True):
     """One request's KV cache to read: prompt tokens [first_token, first_token + num_tokens).
 
     `local_block_ids[g]` are the blocks of group g that receive them, the first one holding `first_token`.
+    `early`: what has been read of it already, while the prompt was being computed.
     """
 
     request_id: str
@@ -56,6 +58,7 @@ class LoadRequest(msgspec.Struct, frozen=True):
     local_block_ids: tuple[tuple[int, ...], ...]
     first_token: int
     num_tokens: int
+    early: EarlyPulls | None = None
 
 
 class LoadResult(NamedTuple):
@@ -96,6 +99,11 @@ class _Load:
         self.transfers: list[Transfer] = []
         self.bytes = 0
         self.transport = ""
+
+    @property
+    def quiet(self) -> bool:
+        """Whether no early transfer touches local memory."""
+        return self.request.early is None or not self.request.early.in_flight()
 
 
 class ConsumerLimits(NamedTuple):
@@ -169,8 +177,27 @@ class Consumer:
             transfers, running = list(load.transfers), load.running
         for transfer in transfers:
             transfer.cancel()
-        if not running:
+        if load.request.early is not None:
+            load.request.early.cancel()
+        if not running and load.quiet:
             self._settle_queued(load, CancelledError("the request was aborted"))
+
+    def fail(
+        self, request_id: str, early: EarlyPulls, error: KVFerryError, started_at: float, endpoint: str
+    ) -> None:
+        """Report a load that failed before its prompt was finished, once its early transfers have settled."""
+        early.cancel()
+
+        def report() -> None:
+            self._settle_early(request_id, early)
+            seconds = self._clock() - started_at
+            result = LoadResult(request_id, error, 0, seconds, early.transport, endpoint)
+            with self._lock:
+                self._results.append(result)
+            self._log(result)
+
+        if not early.in_flight() or not self._chore_pool.submit(report):
+            report()
 
     def release(self, request_id: str, address: LeaseAddress, reason: ReleaseReason) -> None:
         """Give back a lease that needs no load, in the background; failures are left to the lease's end."""
@@ -206,7 +233,10 @@ class Consumer:
         with self._lock:
             late = [load for load in self._loads.values() if not load.running and now >= load.deadline]
         for load in late:
-            self._settle_queued(load, self._timed_out(load, "loaded"))
+            if load.request.early is not None:
+                load.request.early.cancel()
+            if load.quiet:
+                self._settle_queued(load, self._timed_out(load, "loaded"))
         self._renewals.tick()
 
     def close(self) -> None:
@@ -237,6 +267,9 @@ class Consumer:
             self._finish(load, error)
 
     def _load(self, load: _Load) -> None:
+        early = load.request.early
+        if early is not None:
+            self._check_early(load, early)
         load.targets = self._sources.targets(load.request.remote.address)
         known = {}
         for target in load.targets:
@@ -247,8 +280,9 @@ class Consumer:
             each = self._sources.pieces(load.request, known)
             for target, pieces in zip(known, each, strict=True):
                 load.at = target
-                if len(pieces):
-                    self._start_transfer(load, known[target], pieces)
+                left = pieces if early is None else early.remainder(pieces)
+                if len(left):
+                    self._start_transfer(load, known[target], left)
         finally:
             self._await_settled(load)
         for transfer in load.transfers:
@@ -259,6 +293,21 @@ class Consumer:
         unread = [target for target in load.targets if not target.reads]
         if unread:
             self._in_background(lambda: self._release(load.request.remote.address, unread, "done"))
+
+    def _check_early(self, load: _Load, early: EarlyPulls) -> None:
+        """Wait for the early transfers. Raises why one failed."""
+        self._settle_early(load.request.request_id, early)
+        if load.cancelled:
+            raise CancelledError("the request was aborted")
+        error = early.error()
+        if error is not None:
+            raise error
+
+    def _settle_early(self, request_id: str, early: EarlyPulls) -> None:
+        """Wait until no early transfer touches local memory; each ends by a deadline of its own."""
+        for transfer in early.unsettled():
+            while not transfer.wait(_SETTLE_POLL_S):
+                logger.warning("an early transfer of request %s is not settled yet", request_id)
 
     def _start_transfer(self, load: _Load, known: KnownPeer, pieces: Pieces) -> None:
         plan = self._engine.prepare(known.peer, pieces, op="read")
@@ -311,8 +360,12 @@ class Consumer:
                         "reserved",
                         load.request.request_id,
                     )
+        early = load.request.early
         load.bytes = sum(int(transfer.bytes) for transfer in load.transfers)
         load.transport = load.transfers[0].transport if load.transfers else ""
+        if early is not None:
+            load.bytes += early.bytes
+            load.transport = load.transport or early.transport
 
     def _remaining(self, load: _Load) -> float:
         remaining_s = load.deadline - self._clock()

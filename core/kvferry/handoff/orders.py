@@ -8,6 +8,8 @@ from kvferry.handoff.consumer import LoadRequest
 from kvferry.handoff.leases import LeaseAuthority
 from kvferry.handoff.messages import ReleaseReason
 from kvferry.handoff.params import LeaseAddress
+from kvferry.handoff.stream_in import StreamLoad, StreamRequest
+from kvferry.handoff.stream_out import Chunk, Ending, Opening
 
 
 class Watch(msgspec.Struct, frozen=True):
@@ -35,3 +37,11 @@ class HandoffOrders(msgspec.Struct, frozen=True):
     loads: tuple[LoadRequest, ...] = ()
     give_backs: tuple[GiveBack, ...] = ()
     cancels: tuple[str, ...] = ()
+    # streams that we compute
+    openings: tuple[Opening, ...] = ()
+    chunks: tuple[Chunk, ...] = ()
+    endings: tuple[Ending, ...] = ()
+    # streams that we follow
+    follows: tuple[StreamRequest, ...] = ()
+    stream_loads: tuple[StreamLoad, ...] = ()
+    stream_releases: tuple[tuple[str, ReleaseReason], ...] = ()  # request id, reason

@@ -16,6 +16,7 @@ import numpy as np
 
 from kvferry.errors import InvalidArgumentError
 from kvferry.handoff.leases import parse_lease_id
+from kvferry.handoff.messages import StreamId
 
 KEY = "kvferry"
 MAX_RANKS = 1024
@@ -56,6 +57,20 @@ class LeaseAddress(msgspec.Struct, frozen=True):
         return len(self.node_ids) // self.pp_size
 
 
+class StreamAddress(msgspec.Struct, frozen=True):
+    """A prefill that is being computed: its name, and each rank's node and endpoint as in `LeaseAddress`."""
+
+    stream: StreamId
+    node_ids: Annotated[tuple[NodeIdText, ...], msgspec.Meta(min_length=1, max_length=MAX_RANKS)]
+    endpoints: Annotated[tuple[EndpointText, ...], msgspec.Meta(min_length=1, max_length=MAX_RANKS)]
+    pp_size: Annotated[int, msgspec.Meta(ge=1, le=MAX_RANKS)] = 1
+
+    @property
+    def tp_size(self) -> int:
+        """Number of tensor-parallel ranks of each stage of the prefill engine."""
+        return len(self.node_ids) // self.pp_size
+
+
 class RemotePrefill(msgspec.Struct, frozen=True):
     """A finished prefill to read: `num_tokens` prompt tokens in `block_ids`, one tuple per group."""
 
@@ -78,6 +93,18 @@ class _PullParams(msgspec.Struct, frozen=True):
 
 class _AddressOnly(msgspec.Struct, frozen=True):
     kvferry: LeaseAddress
+
+
+class _StreamParams(msgspec.Struct, frozen=True):
+    kvferry: StreamAddress
+
+
+class _StreamName(msgspec.Struct, frozen=True):
+    stream: StreamId
+
+
+class _StreamOrder(msgspec.Struct, frozen=True):
+    kvferry: _StreamName
 
 
 def wants_remote_decode(params: object) -> bool:
@@ -110,6 +137,40 @@ def parse_lease_address(params: object) -> LeaseAddress:
     address = _convert(params, _AddressOnly).kvferry
     _check_address(address)
     return address
+
+
+def names_stream(params: object) -> bool:
+    """Whether the dictionary is about a prefill that streams, rather than one that is finished."""
+    part = params.get(KEY) if isinstance(params, Mapping) else None
+    return isinstance(part, Mapping) and "stream" in part
+
+
+def parse_stream(params: object) -> StreamAddress:
+    """Return where a decode engine follows a prefill under way. Raises InvalidArgumentError."""
+    address = _convert(params, _StreamParams).kvferry
+    _check_places(address)
+    return address
+
+
+def parse_stream_order(params: object) -> str:
+    """Return the name under which a prefill engine is to announce a prefill. Raises InvalidArgumentError."""
+    return _convert(params, _StreamOrder).kvferry.stream
+
+
+def stream_order(stream: str) -> dict[str, Any]:
+    """Return what a router adds to the prefill engine's dictionary to have its progress announced."""
+    return {KEY: {"stream": stream}}
+
+
+def build_stream(address: StreamAddress) -> dict[str, Any]:
+    """Return the dictionary by which a decode engine follows a prefill under way."""
+    return {
+        "do_remote_prefill": True,
+        "do_remote_decode": False,
+        "transfer_mode": "stream",
+        "tp_size": address.tp_size,
+        KEY: msgspec.to_builtins(address),
+    }
 
 
 def build_remote_prefill(remote: RemotePrefill, *, host: str, port: int) -> dict[str, Any]:
@@ -176,6 +237,10 @@ def _convert(params: object, shape: type[_Shape]) -> _Shape:
 
 def _check_address(address: LeaseAddress) -> None:
     parse_lease_id(address.lease)
+    _check_places(address)
+
+
+def _check_places(address: LeaseAddress | StreamAddress) -> None:
     if _NIL_NODE in address.node_ids:
         raise InvalidArgumentError("kvferry.node_ids: the nil id, which stands for any node, is not allowed")
     if len(set(address.node_ids)) != len(address.node_ids):

@@ -13,10 +13,20 @@ from typing import TYPE_CHECKING
 from kvferry.errors import KVFerryError, ProtocolError
 from kvferry.handoff.consumer import Consumer, ConsumerLimits, LoadResult
 from kvferry.handoff.control import SEND_TIMEOUT_S, ControlClient
-from kvferry.handoff.messages import Release, Released, Renew, decode_message, encode_message
+from kvferry.handoff.messages import (
+    HandoffMessage,
+    Release,
+    Released,
+    Renew,
+    decode_message,
+    encode_message,
+)
 from kvferry.handoff.orders import HandoffOrders
 from kvferry.handoff.peers import PeerBook
 from kvferry.handoff.producer import LeaseTable
+from kvferry.handoff.stream_in import StreamReceiver
+from kvferry.handoff.stream_out import StreamTable
+from kvferry.handoff.streams import Streams, sender
 from kvferry.handoff.summary import Summary
 
 if TYPE_CHECKING:
@@ -60,7 +70,7 @@ class MessageLoop:
     """Takes control messages from an engine and acts on them, in a thread of its own.
 
     `table` None: this process holds no leases, every release is answered no. `tick` is called about ten times
-    a second.
+    a second. `streams` takes the messages about streams, with the sender's handle.
     """
 
     def __init__(
@@ -69,12 +79,14 @@ class MessageLoop:
         *,
         table: LeaseTable | None = None,
         control: ControlClient | None = None,
+        streams: Callable[[int, HandoffMessage], None] | None = None,
         tick: Callable[[], None] | None = None,
         name: str = "kvferry-handoff",
     ) -> None:
         self._engine = engine
         self._table = table
         self._control = control
+        self._streams = streams
         self._tick = tick
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
@@ -117,8 +129,11 @@ class MessageLoop:
         elif isinstance(decoded, Renew):
             if self._table is not None:
                 self._table.renew(decoded.lease_ids)
-        elif self._control is not None:
-            self._control.on_released(message.peer, decoded)
+        elif isinstance(decoded, Released):
+            if self._control is not None:
+                self._control.on_released(message.peer, decoded)
+        elif self._streams is not None:
+            self._streams(message.peer, decoded)
 
     def _answer(self, peer: int, answer: Released) -> None:
         try:
@@ -197,12 +212,51 @@ class HandoffWorker:
             chores=self._chores,
             limits=ConsumerLimits(options.load_timeout_s, options.control_timeout_s),
         )
-        self._loop = MessageLoop(engine, table=self.table, control=self._control, tick=self._tick)
+        self.streams = Streams(
+            [name for group in geometry.groups for name in group.layer_names],
+            StreamTable(
+                sum(len(group.layer_names) for group in geometry.groups),
+                self.table,
+                sender(engine),
+                lease_s=options.lease_s,
+            ),
+            lambda post: StreamReceiver(
+                engine,
+                geometry,
+                local_regions,
+                peers,
+                self.consumer,
+                chores=self._chores,
+                post=post,
+                timeout_s=options.stream_timeout_s,
+                transfer_timeout_s=options.load_timeout_s,
+            ),
+        )
+        self._loop = MessageLoop(
+            engine,
+            table=self.table,
+            control=self._control,
+            streams=self.streams.on_message,
+            tick=self._tick,
+        )
+        self.streams.start()
         self._loop.start()
+
+    def begin_step(self, orders: HandoffOrders) -> None:
+        """Take in what a step computes of streamed prompts, before it computes it; returns at once."""
+        for opening in orders.openings:
+            self.streams.open(opening)
+        if orders.endings:
+            # What is said of a lease comes after the lease itself.
+            self.table.admit(orders.authority, orders.issued_through, orders.leases)
+        for ending in orders.endings:
+            self.streams.finish(ending)
+        self.streams.begin_step(orders.chunks)
 
     def carry_out(self, orders: HandoffOrders) -> None:
         """Carry out the scheduler's orders of one step; returns at once."""
-        self.table.admit(orders.authority, orders.issued_through, orders.leases)
+        if not orders.endings:  # else `begin_step` has
+            self.table.admit(orders.authority, orders.issued_through, orders.leases)
         for watch in orders.watches:
             self.consumer.watch(watch.request_id, watch.address)
         for load in orders.loads:
@@ -212,8 +266,14 @@ class HandoffWorker:
                 self.table.release(give_back.address.lease, give_back.reason)
             else:
                 self.consumer.release(give_back.request_id, give_back.address, give_back.reason)
+        for follow in orders.follows:
+            self.streams.watch(follow)
+        for stream_load in orders.stream_loads:
+            self.streams.load(stream_load)
+        for request_id, reason in orders.stream_releases:
+            self.streams.release(request_id, reason)
         for request_id in orders.cancels:
-            self.consumer.cancel(request_id)
+            self.streams.cancel(request_id)
 
     def take_results(self) -> list[LoadResult]:
         """Return the loads that ended since the last call, each one once."""
@@ -224,7 +284,7 @@ class HandoffWorker:
     def take_counts(self) -> dict[str, int]:
         """Return everything counted since the last call, by name."""
         total: Counter[str] = Counter()
-        for part in (self.table, self.consumer, self._control, self._loop):
+        for part in (self.table, self.consumer, self._control, self._loop, self.streams):
             total.update(part.take_counts())
         self._summary.add((), total)
         return dict(total)
@@ -234,7 +294,8 @@ class HandoffWorker:
         self._summary.tick()
 
     def close(self) -> None:
-        """Cancel loads and stop the threads; bounded by about two seconds."""
+        """Cancel loads and stop the threads; bounded by about four seconds."""
+        self.streams.close()
         self.consumer.close()
         self._loads.close()
         self._chores.close()

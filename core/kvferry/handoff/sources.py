@@ -11,7 +11,7 @@ from kvferry.layout import KVGeometry, map_blocks, sources_of
 
 if TYPE_CHECKING:
     from kvferry.handoff.consumer import LoadRequest
-    from kvferry.handoff.params import LeaseAddress
+    from kvferry.handoff.params import LeaseAddress, StreamAddress
     from kvferry.handoff.peers import KnownPeer
     from kvferry.layout.mapping import Pieces
 
@@ -39,7 +39,7 @@ class SourceMap:
         self._geometry = geometry
         self._local_regions = local_regions
 
-    def targets(self, address: LeaseAddress) -> tuple[Target, ...]:
+    def targets(self, address: LeaseAddress | StreamAddress) -> tuple[Target, ...]:
         """Return the ranks to read from, then those that only must be told that they are not needed.
 
         Raises InvalidArgumentError if our heads cannot be spread over that many ranks.
