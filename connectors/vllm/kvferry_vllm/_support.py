@@ -21,6 +21,9 @@ _DRAFTLESS = ("ngram", "ngram_gpu", "suffix")
 # Block hashes that are equal in all processes, whatever the environment.
 _SEEDLESS_HASHES = ("sha256", "sha256_cbor")
 
+# Kinds of KV cache of which no block is given up or written again while its request runs.
+_KEPT_WHOLE = ("FullAttentionSpec", "MLAAttentionSpec")
+
 
 def check_version(version: str) -> None:
     """Raise UnsupportedError if this vLLM is outside the supported range."""
@@ -61,6 +64,18 @@ def check_groups(kv_cache_config: Any) -> None:
         raise UnsupportedError(
             f"KVFerryConnector does not support a KV cache of kind {type(spec).__name__} yet"
         )
+
+
+def announces(vllm_config: Any, kv_cache_config: Any) -> bool:
+    """Return whether blocks of a prompt may be read while the prompt is computed: each layer is written once
+    in a step, and the engine keeps all blocks until the request ends. Else they are read at the end."""
+    groups = kv_cache_config.kv_cache_groups
+    return (
+        len(groups) == 1
+        and type(groups[0].kv_cache_spec).__name__ in _KEPT_WHOLE
+        and not vllm_config.parallel_config.use_ubatching
+        and vllm_config.speculative_config is None
+    )
 
 
 def pools(enabled: str, vllm_config: Any) -> bool:

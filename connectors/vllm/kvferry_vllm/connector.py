@@ -105,6 +105,7 @@ class KVFerryConnector(KVConnectorBase_V1):
                     is_consumer=transfer_config.is_kv_consumer,
                     lease_s=self._config.handoff.lease_s,
                     save_generated=self._config.pool.save_generated,
+                    announces=_support.announces(vllm_config, kv_cache_config),
                 )
             )
         else:
@@ -136,6 +137,11 @@ class KVFerryConnector(KVConnectorBase_V1):
         """Tell the scheduler half where this worker is."""
         return self._handshake
 
+    def bind_connector_metadata(self, connector_metadata: KVConnectorMetadata) -> None:
+        """Take the step's orders; those about its own computation come before it computes."""
+        super().bind_connector_metadata(connector_metadata)
+        self._worker_half().begin_step(self._orders())
+
     def start_load_kv(self, forward_context: Any, **kwargs: Any) -> None:
         """Carry out the step's orders; loads go on in threads of their own."""
         self._worker_half().start_step(self._orders())
@@ -146,7 +152,10 @@ class KVFerryConnector(KVConnectorBase_V1):
     def save_kv_layer(
         self, layer_name: str, kv_layer: torch.Tensor, attn_metadata: Any, **kwargs: Any
     ) -> None:
-        """Do nothing: the decode engine reads the blocks when the prompt is finished."""
+        """Announce the layer to those who follow a prompt of this step. Its memory is the host's, written
+        when the attention returns; the message is sent by another thread."""
+        if self._worker is not None:
+            self._worker.layer_written(layer_name)
 
     def wait_for_save(self) -> None:
         """Begin to save the blocks that the step has filled; vLLM keeps them until `update_connector_output`

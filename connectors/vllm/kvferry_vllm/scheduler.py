@@ -26,6 +26,7 @@ class EngineFacts(NamedTuple):
     is_consumer: bool
     lease_s: float
     save_generated: bool = True  # to the pool, not only prompts
+    announces: bool = True  # what of a prompt is computed may be read before all of it is
 
 
 class _Plan(NamedTuple):
@@ -49,6 +50,7 @@ class SchedulerHalf:
         )
         self._front: PoolFront | None = None
         self._requests: dict[str, Any] = {}  # those whose blocks may be saved
+        self._streamed: dict[str, Any] = {}  # those whose progress is announced
         self._plans: dict[str, _Plan] = {}  # as of the last question
 
     def set_workers(self, workers: Mapping[int, WorkerAddress]) -> None:
@@ -71,7 +73,12 @@ class SchedulerHalf:
     def on_new_request(self, request: Any) -> None:
         """Look at a request's `kv_transfer_params`, and begin to ask the pool for its prompt."""
         refused = bool(getattr(request, "abort_immediately", False))
-        self._handoff.arrived(_prompt(request), refused=refused)
+        prompt = _prompt(request)
+        self._handoff.arrived(prompt, refused=refused)
+        if wants_remote_decode(request.kv_transfer_params):
+            self._handoff.stream(prompt, refused=refused or not self._facts.is_producer)
+            if self._facts.announces and self._handoff.is_streamed(request.request_id):
+                self._streamed[request.request_id] = request
         if self._front is not None and not refused:
             self._requests[request.request_id] = request
             self._front.scheduler.arrived(request.request_id, request.block_hashes)
@@ -121,20 +128,20 @@ class SchedulerHalf:
         return 0 if plan is None else plan.pooled - plan.computed
 
     def scheduled(self, scheduler_output: Any) -> None:
-        """Save the blocks that this step fills."""
-        if self._front is None:
+        """Save the blocks that this step fills, and announce them."""
+        if self._front is None and not self._streamed:
             return
         state = scheduler_output.kv_connector_block_state
         for request_id, count in scheduler_output.num_scheduled_tokens.items():
+            block_ids = functools.partial(state.get_block_ids, request_id)
             request = self._requests.get(request_id)
-            if request is not None:
+            if request is not None and self._front is not None:
                 tokens = self._saved_tokens(request, request.num_computed_tokens + count)
-                self._front.scheduler.computed(
-                    request_id,
-                    request.block_hashes,
-                    tokens,
-                    functools.partial(state.get_block_ids, request_id),
-                )
+                self._front.scheduler.computed(request_id, request.block_hashes, tokens, block_ids)
+            request = self._streamed.get(request_id)
+            if request is not None:
+                end_token = min(request.num_computed_tokens + count, request.num_prompt_tokens)
+                self._handoff.computes(request_id, end_token, request.num_preemptions, block_ids)
 
     def loads_ended(self, received: set[str], failed: set[str]) -> None:
         """Take note of loads that the workers reported."""
@@ -161,14 +168,16 @@ class SchedulerHalf:
     ) -> tuple[bool, dict[str, Any] | None]:
         """Return whether the blocks must stay, and the dictionary for the decode engine."""
         self._plans.pop(request.request_id, None)
-        self._handoff.finished(request.request_id)
+        self._streamed.pop(request.request_id, None)
         if self._front is not None and self._requests.pop(request.request_id, None) is not None:
             tokens = self._saved_tokens(request, request.num_computed_tokens)
             self._front.scheduler.finished(request.request_id, request.block_hashes, tokens)
-        if not self._hands_off(request, block_ids):
-            return False, None
-        num_tokens = min(request.num_computed_tokens, request.num_prompt_tokens)
-        return True, self._handoff.lease(_prompt(request), num_tokens, block_ids)
+        params = None
+        if self._hands_off(request, block_ids):
+            num_tokens = min(request.num_computed_tokens, request.num_prompt_tokens)
+            params = self._handoff.lease(_prompt(request), num_tokens, block_ids)
+        self._handoff.finished(request.request_id)
+        return params is not None, params
 
     def take_orders(self) -> StepOrders:
         """Return this step's orders and begin anew."""

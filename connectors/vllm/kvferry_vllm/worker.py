@@ -95,17 +95,28 @@ class WorkerHalf:
         )
         return address
 
+    def begin_step(self, orders: StepOrders) -> None:
+        """Take in what the step will compute of streamed prompts; to be called before it does."""
+        self._started().begin_step(orders.handoff)
+
+    def layer_written(self, name: str) -> None:
+        """Let those who follow a prompt of this step read the layer."""
+        if self._handoff is not None:
+            self._handoff.streams.layer_written(name)
+
     def start_step(self, orders: StepOrders) -> None:
         """Carry out the scheduler's orders, except for saves; returns at once."""
         handoff = self._started()
         self._parts.begin(load.request_id for load in orders.handoff.loads)
+        self._parts.begin(load.request_id for load in orders.handoff.stream_loads)
         handoff.carry_out(orders.handoff)
         if self._pool is not None and orders.pool is not None:
             self._parts.begin(load.request_id for load in orders.pool.loads)
             self._pool.start_loads(orders.pool)
 
     def end_step(self, orders: StepOrders) -> None:
-        """Begin to save what the step computed; returns at once."""
+        """Begin to save what the step computed, and announce it; returns at once."""
+        self._started().streams.end_step()
         if self._pool is not None and orders.pool is not None:
             self._pool.worker.start_saves(orders.pool)
 

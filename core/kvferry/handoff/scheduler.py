@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from kvferry.errors import InvalidArgumentError
@@ -19,12 +19,18 @@ from kvferry.handoff.orders import GiveBack, HandoffOrders, Watch
 from kvferry.handoff.params import (
     LeaseAddress,
     RemotePrefill,
+    StreamAddress,
     build_remote_prefill,
     content_digest,
+    names_stream,
     parse_remote_prefill,
+    parse_stream,
+    parse_stream_order,
     prompt_digest,
     wants_remote_prefill,
 )
+from kvferry.handoff.stream_in import StreamLoad, StreamRequest
+from kvferry.handoff.stream_out import Chunk, Ending, Opening
 from kvferry.handoff.throttle import WarningThrottle
 
 logger = logging.getLogger(__name__)
@@ -49,6 +55,15 @@ class Prompt(NamedTuple):
     params: Any
 
 
+class _OutgoingStream:
+    """A prompt that we compute and announce."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.generation = 0
+        self.told = 0  # blocks
+
+
 class HandoffScheduler:
     """One per engine core. Not thread-safe: it belongs to the core's loop."""
 
@@ -64,6 +79,9 @@ class HandoffScheduler:
         self._workers: tuple[WorkerAddress, ...] = ()
         # Prompts whose KV cache is at a prefill engine and not loaded yet.
         self._offers: dict[str, tuple[Prompt, RemotePrefill]] = {}
+        # Prompts that a prefill engine is computing, and those that we compute for others.
+        self._follows: dict[str, tuple[Prompt, StreamAddress]] = {}
+        self._streams: dict[str, _OutgoingStream] = {}
         self._loading: set[str] = set()
         self._counts: Counter[str] = Counter()
         self._warnings = WarningThrottle()
@@ -85,6 +103,9 @@ class HandoffScheduler:
         """
         if not wants_remote_prefill(prompt.params):
             return
+        if names_stream(prompt.params):
+            self._follow(prompt, refused=refused)
+            return
         try:
             offer = parse_remote_prefill(prompt.params)
         except InvalidArgumentError as error:
@@ -103,7 +124,10 @@ class HandoffScheduler:
             self.give_back(prompt.request_id, "rejected")
 
     def offered_tokens(self, request_id: str) -> int:
-        """Return how many of the prompt's first tokens a prefill engine has for it; 0 if none does."""
+        """Return how many of the prompt's first tokens a prefill engine has for it, or is computing for it; 0
+        if none does."""
+        if request_id in self._follows:
+            return self._follows[request_id][0].num_tokens
         found = self._offers.get(request_id)
         return 0 if found is None else min(found[1].num_tokens, found[0].num_tokens)
 
@@ -111,20 +135,26 @@ class HandoffScheduler:
         self, request_id: str, first_token: int, num_tokens: int, block_ids: Sequence[Sequence[int]]
     ) -> None:
         """Order a load into the request's blocks; `block_ids` has all, by group. Uses the offer up."""
-        _, offer = self._offers[request_id]
         end_token = first_token + num_tokens
         local = tuple(
             tuple(ids[first_token // size : -(-end_token // size)])
             for ids, size in zip(block_ids, self._block_tokens, strict=True)
         )
-        self._loads.append(LoadRequest(request_id, offer, local, first_token, num_tokens))
+        if request_id in self._follows:
+            self._stream_loads.append(StreamLoad(request_id, local, first_token, num_tokens))
+        else:
+            offer = self._offers[request_id][1]
+            self._loads.append(LoadRequest(request_id, offer, local, first_token, num_tokens))
         self._loading.add(request_id)
         self._consume(request_id)
 
     def give_back(self, request_id: str, reason: ReleaseReason) -> None:
         """Give back the lease of an offer that is not needed; unknown requests are fine."""
         found = self._offers.get(request_id)
-        if found is not None:
+        if request_id in self._follows:
+            self._stream_releases.append((request_id, reason))
+            self._consume(request_id)
+        elif found is not None:
             self._give_backs.append(GiveBack(request_id, found[1].address, reason))
             self._consume(request_id)
 
@@ -133,11 +163,58 @@ class HandoffScheduler:
         self._loading -= request_ids
 
     def finished(self, request_id: str) -> None:
-        """Undo what a request still has: it has ended."""
+        """Undo what a request still has: it has ended. To be called after `lease`, if that is called."""
+        stream = self._streams.pop(request_id, None)
+        if stream is not None:
+            self._endings.append(Ending(stream.name, stream.generation, None, "the request was aborted"))
         self.give_back(request_id, "rejected")  # it never got blocks: aborted or refused before
         if request_id in self._loading:
             self._loading.discard(request_id)
             self._cancels.append(request_id)
+
+    def stream(self, prompt: Prompt, *, refused: bool = False) -> None:
+        """Announce how the prefill of this request, which came with an order to hand it off, gets on; if the
+        router wants it. An order that cannot be read is counted, and the prompt is handed off at its end.
+
+        `refused`: there will be no hand-off, which the decode engine is told at once.
+        """
+        if not names_stream(prompt.params):
+            return
+        try:
+            name = parse_stream_order(prompt.params)
+        except InvalidArgumentError as error:
+            self._counts["refused_invalid_params"] += 1
+            logger.log(self._warnings.level("stream"), "a prefill is not announced: %s", error)
+            return
+        refused = refused or prompt.token_ids is None
+        self._openings.append(Opening(name, _digest(prompt)))
+        if refused:
+            self._endings.append(Ending(name, 0, None, "the prefill engine does not hand this prompt off"))
+        else:
+            self._streams[prompt.request_id] = _OutgoingStream(name)
+
+    def computes(
+        self,
+        request_id: str,
+        end_token: int,
+        generation: int,
+        block_ids: Callable[[], Sequence[Sequence[int]]],
+    ) -> None:
+        """The step that is being planned computes a prompt up to `end_token`, in the first ones of these
+        blocks. `generation` grows each time that the engine begins the prompt anew. For engines with one list
+        of blocks, all of which it keeps until the request ends."""
+        stream = self._streams.get(request_id)
+        if stream is None:
+            return
+        if generation != stream.generation:
+            stream.generation, stream.told = generation, 0
+        blocks = tuple(block_ids()[0][stream.told : -(-end_token // self._block_tokens[0])])
+        stream.told += len(blocks)
+        self._chunks.append(Chunk(stream.name, generation, blocks, end_token))
+
+    def is_streamed(self, request_id: str) -> bool:
+        """Whether `computes` wants to know of a request."""
+        return request_id in self._streams
 
     def lease(self, prompt: Prompt, num_tokens: int, block_ids: Sequence[Sequence[int]]) -> dict[str, Any]:
         """Lease the blocks of the first `num_tokens` and describe them to the decode engine."""
@@ -163,6 +240,9 @@ class HandoffScheduler:
             engine_id=self._engine_id,
             request_id=prompt.request_id,
         )
+        stream = self._streams.pop(prompt.request_id, None)
+        if stream is not None:
+            self._endings.append(Ending(stream.name, stream.generation, offer))
         host, _, port = address.endpoints[0].rpartition(":")
         return build_remote_prefill(offer, host=host.strip("[]"), port=int(port))
 
@@ -176,6 +256,12 @@ class HandoffScheduler:
             loads=tuple(self._loads),
             give_backs=tuple(self._give_backs),
             cancels=tuple(self._cancels),
+            openings=tuple(self._openings),
+            chunks=tuple(self._chunks),
+            endings=tuple(self._endings),
+            follows=tuple(self._new_follows),
+            stream_loads=tuple(self._stream_loads),
+            stream_releases=tuple(self._stream_releases),
         )
         self._reset_orders()
         return orders
@@ -191,14 +277,44 @@ class HandoffScheduler:
         self._loads: list[LoadRequest] = []
         self._give_backs: list[GiveBack] = []
         self._cancels: list[str] = []
+        self._openings: list[Opening] = []
+        self._chunks: list[Chunk] = []
+        self._endings: list[Ending] = []
+        self._new_follows: list[StreamRequest] = []
+        self._stream_loads: list[StreamLoad] = []
+        self._stream_releases: list[tuple[str, ReleaseReason]] = []
+
+    def _follow(self, prompt: Prompt, *, refused: bool) -> None:
+        try:
+            address = parse_stream(prompt.params)
+        except InvalidArgumentError as error:
+            self._refuse(prompt, "invalid_params", str(error))
+            return
+        self._follows[prompt.request_id] = (prompt, address)
+        self._new_follows.append(
+            StreamRequest(prompt.request_id, address, _digest(prompt), prompt.num_tokens)
+        )
+        reason = self._why_not_here(prompt)
+        if address.node_ids == tuple(worker.node_id for worker in self._workers):
+            self.give_back(prompt.request_id, "done")
+        elif reason is not None:
+            if not refused:
+                self._refuse(prompt, *reason)
+            self.give_back(prompt.request_id, "rejected")
+
+    def _why_not_here(self, prompt: Prompt) -> tuple[str, str] | None:
+        """Return why this engine cannot load the prompt from anybody, as a reason and a sentence."""
+        if not self._is_consumer:
+            return "wrong_role", "this engine has kv_role kv_producer and does not load KV caches"
+        if prompt.token_ids is None:
+            return "no_token_ids", "the prompt is given as embeddings"
+        return None
 
     def _why_not(self, prompt: Prompt, offer: RemotePrefill) -> tuple[str, str] | None:
         """Return why an offer cannot be used, as a reason and a sentence."""
-        if not self._is_consumer:
-            return "wrong_role", "this engine has kv_role kv_producer and does not load KV caches"
-        tokens = prompt.token_ids
-        if tokens is None:
-            return "no_token_ids", "the prompt is given as embeddings"
+        reason, tokens = self._why_not_here(prompt), prompt.token_ids
+        if reason is not None or tokens is None:
+            return reason
         if offer.num_tokens > len(tokens):
             return "other_prompt", f"{offer.num_tokens} tokens were prefilled, the prompt has {len(tokens)}"
         if offer.address.digest != prompt_digest(tokens[: offer.num_tokens], prompt.extras):
@@ -215,5 +331,9 @@ class HandoffScheduler:
 
     def _consume(self, request_id: str) -> None:
         """The offer is used up: engines ask again after a preemption or a failed load, and must get no."""
-        prompt, _ = self._offers.pop(request_id)
-        prompt.params["do_remote_prefill"] = False
+        found = self._follows.pop(request_id, None) or self._offers.pop(request_id)
+        found[0].params["do_remote_prefill"] = False
+
+
+def _digest(prompt: Prompt) -> str:
+    return "" if prompt.token_ids is None else prompt_digest(prompt.token_ids, prompt.extras)
