@@ -11,27 +11,12 @@ from prometheus_client import Counter as PromCounter
 from prometheus_client import Histogram as PromHistogram
 from vllm.distributed.kv_transfer.kv_connector.v1.metrics import KVConnectorPromMetrics, KVConnectorStats
 
-from kvferry.handoff import LoadResult
+from kvferry.handoff import LoadResult, totals_of
 from kvferry.metrics import Kind, metrics_of
 from kvferry.pool import PoolLoad
 
 PREFIX = "vllm:"  # vLLM's own, so that it unregisters them together with its metrics
 
-# Counts of kvferry.handoff by metric and label value.
-_COUNTS: dict[str, tuple[str, str]] = {
-    "granted": ("kvferry_handoff_leases_granted_total", ""),
-    **{
-        reason: ("kvferry_handoff_leases_ended_total", reason)
-        for reason in ("done", "rejected", "aborted", "expired")
-    },
-    "late_notices": ("kvferry_handoff_notices_ignored_total", "late"),
-    "forged_notices": ("kvferry_handoff_notices_ignored_total", "forged"),
-    "duplicate_notices": ("kvferry_handoff_notices_ignored_total", "duplicate"),
-    "unknown_notices": ("kvferry_handoff_notices_ignored_total", "unknown"),
-    "late_answers": ("kvferry_handoff_notices_ignored_total", "late"),
-    "malformed_messages": ("kvferry_handoff_notices_ignored_total", "malformed"),
-}
-_REFUSED = "refused_"
 LOAD_SECONDS = "kvferry_handoff_load_seconds"
 POOL_SECONDS = "kvferry_pool_load_seconds"
 _POOL_SHOWN = {
@@ -63,20 +48,9 @@ class KVFerryStats(KVConnectorStats):
     ) -> KVFerryStats:
         """Return the statistics of one worker or scheduler step."""
         stats = cls()
-        totals: Counter[str] = Counter()
-        for result in results:
-            outcome = "cancelled" if result.cancelled else "failed" if result.error else "loaded"
-            totals[f"kvferry_handoff_loads_total|{outcome}"] += 1
-            if result.error is None:
-                totals[f"kvferry_handoff_loaded_bytes_total|{result.transport}"] += result.bytes
-                stats.data[LOAD_SECONDS].append(result.seconds)
-            elif not result.cancelled:
-                totals[f"kvferry_handoff_load_failures_total|{result.error.code}"] += 1
-        for name, count in counts.items():
-            if name.startswith(_REFUSED):
-                totals[f"kvferry_handoff_refused_requests_total|{name.removeprefix(_REFUSED)}"] += count
-            elif name in _COUNTS:
-                totals["|".join(_COUNTS[name])] += count
+        loads = list(results)
+        totals = totals_of(loads, counts)
+        stats.data[LOAD_SECONDS] += [load.seconds for load in loads if load.error is None]
         for name, count in (pool_counts or {}).items():
             short, _, label = name.partition("|")
             totals[f"kvferry_pool_{short}_total|{label}"] += count

@@ -37,6 +37,7 @@ from kvferry.handoff.stream_in import StreamLoad, StreamReceiver, StreamRequest
 from kvferry.handoff.stream_out import Chunk, Ending, Opening, StreamTable
 from kvferry.handoff.streams import Streams
 from kvferry.handoff.throttle import WarningThrottle
+from kvferry.handoff.totals import totals_of
 
 __all__ = [
     "Chunk",
@@ -79,6 +80,7 @@ __all__ = [
     "parse_stream_order",
     "prompt_digest",
     "stream_order",
+    "totals_of",
     "wants_remote_decode",
     "wants_remote_prefill",
 ]

@@ -70,6 +70,7 @@ class LoadResult(NamedTuple):
     seconds: float  # from submit to the end
     transport: str
     peer: str  # endpoint of the first rank that was read from
+    early_bytes: int = 0  # of these, read before the prompt was finished
 
     @property
     def cancelled(self) -> bool:
@@ -449,7 +450,9 @@ class Consumer:
     def _append_result(self, load: _Load, error: KVFerryError | None) -> LoadResult:
         seconds = self._clock() - load.started_at
         moved = load.bytes if error is None else 0
-        result = LoadResult(load.request.request_id, error, moved, seconds, load.transport, self._name(load))
+        early = 0 if error is not None or load.request.early is None else load.request.early.bytes
+        name, request_id = self._name(load), load.request.request_id
+        result = LoadResult(request_id, error, moved, seconds, load.transport, name, early)
         self._results.append(result)
         return result
 

@@ -194,9 +194,24 @@ METRICS: tuple[Metric, ...] = (
         ("transport",),
     ),
     Metric(
+        "kvferry_handoff_early_bytes_total",
+        Kind.COUNTER,
+        "Of the bytes loaded, those that were read while the prompt was still being computed.",
+    ),
+    Metric(
+        "kvferry_handoff_streams_total",
+        Kind.COUNTER,
+        "Prompts read while they are computed, by what happened. Prefill engine: opened, followed, finished, "
+        "aborted, cancelled (by the decode engine or the router), unopened (its request never came), untold "
+        "(no room to tell), forgotten. Decode engine: watched, handed_over (finished, the rest is a load), "
+        "begun_anew (the prefill engine preempted it), aborted_by_producer.",
+        ("event",),
+    ),
+    Metric(
         "kvferry_handoff_load_seconds",
         Kind.HISTOGRAM,
-        "Time of a successful load, from the order to the confirmed lease, queueing included.",
+        "Time of a successful load, from the order, or from the end of the prefill that it followed, to the "
+        "confirmed lease, queueing included.",
         (),
         SECONDS_BUCKETS,
     ),
@@ -424,7 +439,9 @@ METRICS: tuple[Metric, ...] = (
         "Objects dropped because the bytes on SSD were not those written.",
     ),
     Metric("kvferry_store_ssd_recovered_total", Kind.COUNTER, "Objects found on SSD at the start."),
-    Metric("kvferry_store_quick_puts_total", Kind.COUNTER, "Of the objects stored, those that took no message."),
+    Metric(
+        "kvferry_store_quick_puts_total", Kind.COUNTER, "Of the objects stored, those that took no message."
+    ),
     Metric(
         "kvferry_store_quick_puts_refused_total",
         Kind.COUNTER,

@@ -116,6 +116,10 @@ class EngineProcess:
         for _ in range(count):
             self._step()
 
+    def do_preempt(self) -> bool:
+        """Take all running requests' blocks away; they are computed anew."""
+        return bool(self.scheduler.reset_prefix_cache(reset_running_requests=True))
+
     def do_forget_prefixes(self) -> bool:
         return bool(self.scheduler.reset_prefix_cache())
 
