@@ -55,6 +55,9 @@ class Tensor:
         strides = tuple(step // self.array.itemsize for step in self.array.strides)
         return strides if dim is None else strides[dim]
 
+    def __getitem__(self, index: int) -> Tensor:
+        return Tensor(self.array[index])
+
     def numel(self) -> int:
         return self.array.size
 
@@ -69,12 +72,21 @@ class Tensor:
         return Tensor(np.lib.stride_tricks.as_strided(self.array, size, strides))
 
 
-def kv_caches(num_blocks: int = 16, layers: int = 2, heads: int = 2, head_dim: int = 4) -> dict[str, Tensor]:
+NUM_BLOCKS = 16
+
+
+def layer_name(index: int) -> str:
+    return f"model.layers.{index}.attn"
+
+
+def kv_caches(
+    num_blocks: int = NUM_BLOCKS, layers: int = 2, heads: int = 2, head_dim: int = 4
+) -> dict[str, Tensor]:
     """Layers in vLLM's logical shape (blocks, heads, tokens, K and V), each element a number of its own."""
     shape = (num_blocks, heads, BLOCK, 2 * head_dim)
     size = int(np.prod(shape))
     return {
-        f"model.layers.{i}.attn": Tensor(np.arange(i * size, (i + 1) * size, dtype=np.float32).reshape(shape))
+        layer_name(i): Tensor(np.arange(i * size, (i + 1) * size, dtype=np.float32).reshape(shape))
         for i in range(layers)
     }
 
@@ -83,18 +95,59 @@ class FullAttentionSpec(SimpleNamespace):
     pass
 
 
-def kv_cache_config(groups: int = 1) -> Any:
-    spec = FullAttentionSpec(
-        block_size=BLOCK, num_kv_heads=2, head_size=4, kv_quant_mode=SimpleNamespace(name="NONE")
-    )
-    group = SimpleNamespace(kv_cache_spec=spec, layer_names=[])
-    return SimpleNamespace(kv_cache_groups=[group] * groups, kv_cache_layout="LBHNC")
+class SlidingWindowSpec(SimpleNamespace):
+    pass
 
 
-def vllm_config(**parallel: int) -> Any:
+class MLAAttentionSpec(SimpleNamespace):
+    pass
+
+
+class MambaSpec(SimpleNamespace):
+    pass
+
+
+def attention(kind: type = FullAttentionSpec, **changes: Any) -> Any:
+    values = {
+        "block_size": BLOCK,
+        "num_kv_heads": 2,
+        "head_size": 4,
+        "head_size_v": 4,
+        "kv_quant_mode": SimpleNamespace(name="NONE"),
+    }
+    return kind(**{**values, **changes})
+
+
+def state(**changes: Any) -> Any:
+    values = {
+        "block_size": 4096,
+        "shapes": ((3, 8), (2, 4)),
+        "mamba_type": "mamba2",
+        "mamba_cache_mode": "none",
+        "tp_replicated": False,
+    }
+    return MambaSpec(**{**values, **changes})
+
+
+def kv_cache_config(*specs: Any, layers: int = 2, layout: str = "LBHNC") -> Any:
+    """One group for each spec, of `layers` layers each; one of full attention by default."""
+    groups = [
+        SimpleNamespace(
+            kv_cache_spec=spec,
+            layer_names=[layer_name(i) for i in range(index * layers, (index + 1) * layers)],
+        )
+        for index, spec in enumerate(specs or [attention()])
+    ]
+    return SimpleNamespace(kv_cache_groups=groups, kv_cache_layout=layout, num_blocks=NUM_BLOCKS)
+
+
+def vllm_config(*, heads: int = 2, **parallel: int) -> Any:
     sizes = {"tensor_parallel_size": 1, "pipeline_parallel_size": 1, **parallel}
     return SimpleNamespace(
-        model_config=SimpleNamespace(model="/models/tiny", revision=None),
+        model_config=SimpleNamespace(
+            model="/models/tiny", revision=None, get_total_num_kv_heads=lambda: heads
+        ),
         parallel_config=SimpleNamespace(**sizes),
         speculative_config=None,
+        compilation_config=SimpleNamespace(static_forward_context={}),
     )

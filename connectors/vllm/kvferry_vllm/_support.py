@@ -7,17 +7,15 @@ from typing import Any
 from kvferry.config.sources import process_environment
 from kvferry.errors import UnsupportedError
 from kvferry.versions import in_range
+from kvferry_vllm.specs import KINDS, is_state, kinds_of
 
 SUPPORTED = ">=0.32,<0.33"
 
 # Settings of vLLM's parallel configuration that must be 1, and what they are called.
 _SINGLE = {
-    "pipeline_parallel_size": "pipeline parallelism",
     "decode_context_parallel_size": "decode context parallelism",
     "prefill_context_parallel_size": "prefill context parallelism",
 }
-# Speculation without a KV cache of its own.
-_DRAFTLESS = ("ngram", "ngram_gpu", "suffix")
 # Block hashes that are equal in all processes, whatever the environment.
 _SEEDLESS_HASHES = ("sha256", "sha256_cbor")
 
@@ -42,28 +40,22 @@ def check_config(vllm_config: Any) -> None:
             raise UnsupportedError(
                 f"KVFerryConnector does not support {title} ({name}={size}) yet; set it to 1"
             )
-    speculative = vllm_config.speculative_config
-    if speculative is not None and speculative.method not in _DRAFTLESS:
-        raise UnsupportedError(
-            f"KVFerryConnector does not support speculative decoding by {speculative.method!r} yet, whose "
-            f"draft model has a KV cache of its own; use one of {', '.join(_DRAFTLESS)} or none"
-        )
 
 
 def check_groups(kv_cache_config: Any) -> None:
-    """Raise UnsupportedError if the model's KV cache is not one group of attention layers."""
-    groups = kv_cache_config.kv_cache_groups
-    if len(groups) != 1:
-        kinds = ", ".join(sorted({type(group.kv_cache_spec).__name__ for group in groups}))
-        raise UnsupportedError(
-            f"KVFerryConnector supports models with one KV cache group, this one has {len(groups)} "
-            f"({kinds}); start vLLM with --disable-hybrid-kv-cache-manager if the model allows it"
-        )
-    spec = groups[0].kv_cache_spec
-    if not hasattr(spec, "num_kv_heads") or not hasattr(spec, "head_size"):
-        raise UnsupportedError(
-            f"KVFerryConnector does not support a KV cache of kind {type(spec).__name__} yet"
-        )
+    """Raise UnsupportedError if the model has a KV cache whose blocks do not belong to prompt positions."""
+    for group in kv_cache_config.kv_cache_groups:
+        other = sorted(kinds_of(group.kv_cache_spec).difference(KINDS))
+        if other:
+            raise UnsupportedError(
+                f"KVFerryConnector does not support a KV cache of kind {other[0]} (layer "
+                f"{next(iter(group.layer_names), 'unknown')}); it moves {', '.join(KINDS)}"
+            )
+        if getattr(group, "host_resident", False) or not getattr(group, "enable_kv_transfer", True):
+            raise UnsupportedError(
+                "KVFerryConnector does not support KV cache groups in a host pool of vLLM's own (HiSparse); "
+                "turn that off"
+            )
 
 
 def announces(vllm_config: Any, kv_cache_config: Any) -> bool:
@@ -78,11 +70,16 @@ def announces(vllm_config: Any, kv_cache_config: Any) -> bool:
     )
 
 
-def pools(enabled: str, vllm_config: Any) -> bool:
+def pools(enabled: str, vllm_config: Any, kv_cache_config: Any) -> bool:
     """Return whether the engine uses the pool. Raise UnsupportedError if it should, and its block hashes mean
-    nothing to other processes."""
+    nothing to other processes, or its blocks nothing without the request's state."""
     if enabled == "off" or (enabled == "auto" and vllm_config.kv_transfer_config.kv_role != "kv_both"):
         return False
+    if any(is_state(group.kv_cache_spec) for group in kv_cache_config.kv_cache_groups):
+        raise UnsupportedError(
+            "KVFerryConnector does not pool models with recurrent states, it only hands them off: set "
+            "pool.enabled to off"
+        )
     algorithm = vllm_config.cache_config.prefix_caching_hash_algo
     if algorithm not in _SEEDLESS_HASHES and not process_environment().get("PYTHONHASHSEED"):
         raise UnsupportedError(

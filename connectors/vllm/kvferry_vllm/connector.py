@@ -15,22 +15,24 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     KVConnectorRole,
     KVConnectorTransferResults,
     KVConnectorWorkerMetadata,
+    SupportsHMA,
 )
 from vllm.distributed.kv_transfer.kv_connector.v1.metrics import KVConnectorPromMetrics, KVConnectorStats
-from vllm.distributed.parallel_state import get_tensor_model_parallel_rank
+from vllm.distributed.parallel_state import get_pp_group, get_tensor_model_parallel_rank
 from vllm.v1.core.kv_cache_utils import resolve_kv_cache_block_sizes
 from vllm.v1.metrics.cache_hit_source import CacheHitSource
 
 from kvferry.config import apply_log_options, explain_changes, load_config
 from kvferry.errors import ConfigError
 from kvferry.handoff import WorkerAddress
-from kvferry.layout import KVGeometry
+from kvferry.layout import KVGeometry, cache_memory
 from kvferry.pool import GroupShape, PoolFront, PoolKeys, SavedCounts, identity_of
 from kvferry_vllm import _support
 from kvferry_vllm.cpu_layout import measure_layout
-from kvferry_vllm.geometry import build_geometry, layer_memories
+from kvferry_vllm.geometry import Ranks, build_geometry
 from kvferry_vllm.metadata import StepOrders
 from kvferry_vllm.scheduler import EngineFacts, SchedulerHalf
+from kvferry_vllm.specs import window_of, withheld_tokens
 from kvferry_vllm.stats import KVFerryPromMetrics, KVFerryStats
 from kvferry_vllm.worker import WorkerHalf
 
@@ -67,7 +69,7 @@ class KVFerryWorkerMetadata(KVConnectorWorkerMetadata):
         return self
 
 
-class KVFerryConnector(KVConnectorBase_V1):
+class KVFerryConnector(KVConnectorBase_V1, SupportsHMA):
     """Prefill/decode disaggregation, where the decode engine pulls a prompt's KV cache from the prefill
     engine, and a pool of prefixes that engines share."""
 
@@ -89,7 +91,7 @@ class KVFerryConnector(KVConnectorBase_V1):
         logger.info("settings: %s", explain_changes(self._config))
         # vLLM's scheduler reads this right after it has made its connector; its default is to fail requests.
         transfer_config.kv_load_failure_policy = self._config.handoff.load_failure
-        self._pools = _support.pools(self._config.pool.enabled, vllm_config)
+        self._pools = _support.pools(self._config.pool.enabled, vllm_config, kv_cache_config)
         self._scheduler: SchedulerHalf | None = None
         self._worker: WorkerHalf | None = None
         self._handshake: KVFerryHandshakeMetadata | None = None
@@ -106,6 +108,7 @@ class KVFerryConnector(KVConnectorBase_V1):
                     lease_s=self._config.handoff.lease_s,
                     save_generated=self._config.pool.save_generated,
                     announces=_support.announces(vllm_config, kv_cache_config),
+                    withheld=withheld_tokens(kv_cache_config, vllm_config),
                 )
             )
         else:
@@ -121,16 +124,16 @@ class KVFerryConnector(KVConnectorBase_V1):
 
     def register_kv_caches(self, kv_caches: dict[str, torch.Tensor]) -> None:
         """Register the KV cache with the transfer engine. Raises KVFerryError: the engine does not start."""
-        layers = layer_memories(kv_caches)
+        memory = cache_memory(kv_caches)
         geometry = build_geometry(
             self._vllm_config,
             self._kv_cache_config,
-            layers,
-            tp_rank=get_tensor_model_parallel_rank(),
+            memory,
+            ranks=Ranks(get_tensor_model_parallel_rank(), get_pp_group().rank_in_group),
             instruction_set=torch.backends.cpu.get_cpu_capability(),
-            layout=measure_layout(next(iter(kv_caches.values()))[0]),
+            measure=measure_layout,
         )
-        address = self._worker_half().register(layers, geometry)
+        address = self._worker_half().register(memory, geometry)
         self._handshake = KVFerryHandshakeMetadata(address, geometry)
 
     def get_handshake_metadata(self) -> KVConnectorHandshakeMetadata | None:
@@ -181,10 +184,14 @@ class KVFerryConnector(KVConnectorBase_V1):
         """Take vLLM's block pool, which keeps blocks while they are being saved."""
         self._block_pool = gpu_block_pool
 
-    def set_xfer_handshake_metadata(self, metadata: dict[int, KVConnectorHandshakeMetadata]) -> None:
-        """Take the workers' addresses, by tensor-parallel rank, and begin to pool."""
+    def set_xfer_handshake_metadata_pp_aware(
+        self, metadata: dict[tuple[int, int], KVConnectorHandshakeMetadata]
+    ) -> None:
+        """Take the workers' addresses, by stage and tensor-parallel rank, and begin to pool."""
         ours = {rank: item for rank, item in metadata.items() if isinstance(item, KVFerryHandshakeMetadata)}
-        self._scheduler_half().set_workers({rank: item.address for rank, item in ours.items()})
+        self._scheduler_half().set_workers(
+            {rank: item.address for rank, item in ours.items()}, stages=len({stage for stage, _ in ours}) or 1
+        )
         if self._pools and ours:
             front = PoolFront(self._config, self._pool_keys(ours[min(ours)].geometry))
             self._scheduler_half().set_pool(front, self._block_pool, self._config.pool.max_held)
@@ -199,10 +206,7 @@ class KVFerryConnector(KVConnectorBase_V1):
             tenant=self._config.store.tenant,
         )
         shapes = [
-            GroupShape(
-                spec.block_size, spec.block_size // hash_tokens, getattr(spec, "sliding_window", 0) or 0
-            )
-            for spec in specs
+            GroupShape(spec.block_size, spec.block_size // hash_tokens, window_of(spec)) for spec in specs
         ]
         return PoolKeys(identity, shapes, secret=self._config.transfer.cluster_secret)
 
@@ -253,9 +257,11 @@ class KVFerryConnector(KVConnectorBase_V1):
         """Remove this model's blocks from the pool, for all engines that share them."""
         return self._scheduler_half().forget_pool()
 
-    def request_finished(self, request: Any, block_ids: list[int]) -> tuple[bool, dict[str, Any] | None]:
-        """See `SchedulerHalf.request_finished`."""
-        return self._scheduler_half().request_finished(request, (block_ids,))
+    def request_finished_all_groups(
+        self, request: Any, block_ids: tuple[list[int], ...]
+    ) -> tuple[bool, dict[str, Any] | None]:
+        """See `SchedulerHalf.request_finished`; vLLM calls this one whatever the number of groups."""
+        return self._scheduler_half().request_finished(request, block_ids)
 
     # Both sides
 

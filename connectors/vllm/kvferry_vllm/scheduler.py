@@ -27,6 +27,7 @@ class EngineFacts(NamedTuple):
     lease_s: float
     save_generated: bool = True  # to the pool, not only prompts
     announces: bool = True  # what of a prompt is computed may be read before all of it is
+    withheld: int = 0  # last prompt tokens that a prefill leaves to the decode engine
 
 
 class _Plan(NamedTuple):
@@ -53,9 +54,9 @@ class SchedulerHalf:
         self._streamed: dict[str, Any] = {}  # those whose progress is announced
         self._plans: dict[str, _Plan] = {}  # as of the last question
 
-    def set_workers(self, workers: Mapping[int, WorkerAddress]) -> None:
-        """Take the workers' addresses by tensor-parallel rank; until then nothing is handed off."""
-        self._handoff.set_workers([workers[rank] for rank in sorted(workers)])
+    def set_workers(self, workers: Mapping[Any, WorkerAddress], *, stages: int = 1) -> None:
+        """Take the workers' addresses by rank, of all pipeline stages; until then nothing is handed off."""
+        self._handoff.set_workers([workers[rank] for rank in sorted(workers)], stages=stages)
 
     def set_pool(self, front: PoolFront, block_pool: Any, max_held: float) -> None:
         """Pool from now on. `block_pool`: vLLM's, which keeps blocks that are being saved; a share of
@@ -72,6 +73,7 @@ class SchedulerHalf:
 
     def on_new_request(self, request: Any) -> None:
         """Look at a request's `kv_transfer_params`, and begin to ask the pool for its prompt."""
+        self._withhold(request)
         refused = bool(getattr(request, "abort_immediately", False))
         prompt = _prompt(request)
         self._handoff.arrived(prompt, refused=refused)
@@ -82,6 +84,15 @@ class SchedulerHalf:
         if self._front is not None and not refused:
             self._requests[request.request_id] = request
             self._front.scheduler.arrived(request.request_id, request.block_hashes)
+
+    def _withhold(self, request: Any) -> None:
+        """Shorten a prompt that is prefilled for another engine; vLLM has not looked at it yet."""
+        count = self._facts.withheld
+        wanted = self._facts.is_producer and wants_remote_decode(request.kv_transfer_params)
+        if count and wanted and request.prompt_token_ids is not None and request.num_prompt_tokens > count:
+            del request.prompt_token_ids[-count:]
+            del request._all_token_ids[-count:]
+            request.num_prompt_tokens -= count
 
     def matched_tokens(self, request: Any, num_computed_tokens: int) -> tuple[int | None, bool]:
         """How many prompt tokens beyond `num_computed_tokens` to load; None: ask again later.

@@ -9,15 +9,12 @@ import logging
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
-import numpy as np
-
 from kvferry.config import Config
 from kvferry.errors import KVFerryError
 from kvferry.handoff import HandoffWorker, LoadResult, WorkerAddress
-from kvferry.layout import KVGeometry
-from kvferry.pool import GroupMemory, LoadParts, PoolBack, PoolLoad, SavedCounts
+from kvferry.layout import CacheMemory, KVGeometry
+from kvferry.pool import LoadParts, PoolBack, PoolLoad, SavedCounts, memory_of
 from kvferry.transfer import Engine
-from kvferry_vllm.geometry import LayerMemory
 from kvferry_vllm.metadata import StepOrders
 
 logger = logging.getLogger("kvferry.vllm.worker")
@@ -63,12 +60,12 @@ class WorkerHalf:
         self._results: list[LoadResult] = []  # for the statistics
         self._pool_loads: list[PoolLoad] = []
 
-    def register(self, layers: list[LayerMemory], geometry: KVGeometry) -> WorkerAddress:
+    def register(self, memory: CacheMemory, geometry: KVGeometry) -> WorkerAddress:
         """Register the KV cache and start serving. Raises KVFerryError when the engine cannot be set up."""
         self._engine = self._make_engine(self._config.transfer, metadata=geometry.encode())
         regions = {
-            layer.name: self._engine.register(layer.tensor, name=layer.name, access="r").id
-            for layer in layers
+            region.name: self._engine.register(region.tensor, name=region.name, access="r").id
+            for region in memory.regions
         }
         self._handoff = HandoffWorker(
             self._engine,
@@ -81,16 +78,16 @@ class WorkerHalf:
         if self._pools:
             self._pool = self._make_pool(
                 self._config,
-                _memory_of(layers, geometry),
-                [layer.tensor for layer in layers],
-                rank=geometry.tp_rank,
+                memory_of(memory, geometry),
+                [region.tensor for region in memory.regions],
+                rank=geometry.pp_rank * geometry.tp_size + geometry.tp_rank,
             )
         address = WorkerAddress(self._engine.node_id, str(self._engine.endpoint))
         logger.info(
             "KVFerry node %s serves %d layers, %.1f MiB of KV cache, at %s",
             address.node_id[:12],
-            len(layers),
-            sum(layer.length_bytes for layer in layers) / 2**20,
+            len(memory.places),
+            sum(region.length_bytes for region in memory.regions) / 2**20,
             address.endpoint,
         )
         return address
@@ -155,15 +152,3 @@ class WorkerHalf:
         if self._handoff is None:
             raise KVFerryError("the KV cache has not been registered yet, or the connector is shut down")
         return self._handoff
-
-
-def _memory_of(layers: list[LayerMemory], geometry: KVGeometry) -> list[GroupMemory]:
-    by_name = {layer.name: layer for layer in layers}
-    return [
-        GroupMemory(
-            np.array([by_name[name].address for name in group.layer_names], dtype=np.uint64),
-            np.array([by_name[name].block_bytes for name in group.layer_names], dtype=np.uint64),
-            group.num_blocks,
-        )
-        for group in geometry.groups
-    ]

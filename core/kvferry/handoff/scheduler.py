@@ -77,6 +77,7 @@ class HandoffScheduler:
         self._lease_s = lease_s
         self._leases = LeaseIssuer()
         self._workers: tuple[WorkerAddress, ...] = ()
+        self._stages = 1
         # Prompts whose KV cache is at a prefill engine and not loaded yet.
         self._offers: dict[str, tuple[Prompt, RemotePrefill]] = {}
         # Prompts that a prefill engine is computing, and those that we compute for others.
@@ -92,9 +93,10 @@ class HandoffScheduler:
         """Whether the workers' addresses are known: nothing can be handed off before."""
         return bool(self._workers)
 
-    def set_workers(self, workers: Sequence[WorkerAddress]) -> None:
-        """Take the workers' addresses, by tensor-parallel rank."""
+    def set_workers(self, workers: Sequence[WorkerAddress], *, stages: int = 1) -> None:
+        """Take the workers' addresses, by pipeline stage and then by tensor-parallel rank."""
         self._workers = tuple(workers)
+        self._stages = stages
 
     def arrived(self, prompt: Prompt, *, refused: bool = False) -> None:
         """Look at a request's parameters once, and from now on keep the lease they name alive.
@@ -232,6 +234,7 @@ class HandoffScheduler:
             endpoints=tuple(worker.endpoint for worker in self._workers),
             digest=digest,
             lease_s=self._lease_s,
+            pp_size=self._stages,
         )
         offer = RemotePrefill(
             address=address,

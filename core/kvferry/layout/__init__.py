@@ -11,14 +11,19 @@ from kvferry.layout.compatibility import check_compatible
 from kvferry.layout.geometry import MAX_ENCODED_BYTES, STATE, KVGeometry, KVGroup, Layout
 from kvferry.layout.mapping import map_blocks
 from kvferry.layout.ranks import Source, sources_of
+from kvferry.layout.tensors import CacheMemory, Place, Region, cache_memory
 
 __all__ = [
     "MAX_ENCODED_BYTES",
     "STATE",
+    "CacheMemory",
     "KVGeometry",
     "KVGroup",
     "Layout",
+    "Place",
+    "Region",
     "Source",
+    "cache_memory",
     "check_compatible",
     "map_blocks",
     "sources_of",

@@ -140,6 +140,19 @@ class KVGeometry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         """How many lists of block ids a request has."""
         return 1 + max(self.table_of(index) for index in range(len(self.groups)))
 
+    def describe_table(self, table: int) -> str:
+        """Return what the bytes of a block are, all layers that use a list of block ids together, whatever
+        place they have in memory."""
+        groups = [
+            msgspec.structs.replace(
+                group, num_blocks=1, regions=(), offsets=(), block_stride=0, head_stride=0
+            )
+            for index, group in enumerate(self.groups)
+            if self.table_of(index) == table
+        ]
+        stages = f", stage {self.pp_rank} of {self.pp_size}" if self.pp_size > 1 else ""
+        return f"{groups!r} of {self.block_size} tokens{stages}"
+
     def encode(self) -> bytes:
         """Return the msgpack form that peers exchange. `InvalidArgumentError` above `MAX_ENCODED_BYTES`."""
         encoded = msgspec.msgpack.encode(self)

@@ -10,10 +10,11 @@ from kvferry.pool.jobs import BlockSpan, LoadJob, PoolOrders, SavedCounts, SaveJ
 from kvferry.pool.keys import GroupShape, PoolIdentity, PoolKeys, identity_of, names_of
 from kvferry.pool.link import StoreLink
 from kvferry.pool.lookup import Lookups, longest_hit
+from kvferry.pool.memory import GroupMemory, memory_of
 from kvferry.pool.parts import LoadParts
 from kvferry.pool.scheduler import PoolScheduler
 from kvferry.pool.service import PoolBack, PoolFront
-from kvferry.pool.worker import GroupMemory, PoolLimits, PoolLoad, PoolWorker
+from kvferry.pool.worker import PoolLimits, PoolLoad, PoolWorker
 
 __all__ = [
     "BlockSpan",
@@ -36,5 +37,6 @@ __all__ = [
     "StoreLink",
     "identity_of",
     "longest_hit",
+    "memory_of",
     "names_of",
 ]

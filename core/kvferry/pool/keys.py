@@ -54,11 +54,8 @@ def identity_of(geometry: KVGeometry, *, hashing: str, namespace: str = "", tena
         model=geometry.model,
         revision=geometry.revision,
         dtype=geometry.dtype,
-        ranks=geometry.tp_size,
-        layouts=tuple(
-            f"{group!r} of {geometry.block_size} tokens, pp {geometry.pp_rank} of {geometry.pp_size}"
-            for group in (msgspec.structs.replace(group, num_blocks=1) for group in geometry.groups)
-        ),
+        ranks=geometry.tp_size * geometry.pp_size,
+        layouts=tuple(geometry.describe_table(table) for table in range(geometry.tables)),
         hashing=hashing,
         namespace=namespace,
         tenant=tenant,

@@ -13,8 +13,9 @@ from kvferry.pool.jobs import PoolOrders
 from kvferry.pool.keys import PoolKeys
 from kvferry.pool.link import StoreLink
 from kvferry.pool.lookup import Lookups
+from kvferry.pool.memory import GroupMemory
 from kvferry.pool.scheduler import PoolScheduler
-from kvferry.pool.worker import GroupMemory, PoolLimits, PoolWorker
+from kvferry.pool.worker import PoolLimits, PoolWorker
 from kvferry.store import Store, find_nodes, open_embedded, open_store
 
 logger = logging.getLogger(__name__)

@@ -28,18 +28,11 @@ from kvferry.errors import (
 from kvferry.handoff import WarningThrottle
 from kvferry.pool.jobs import BlockSpan, LoadJob, PoolOrders, SavedCounts, SaveJob
 from kvferry.pool.keys import names_of
+from kvferry.pool.memory import GroupMemory
 
 logger = logging.getLogger(__name__)
 
 BATCH_BYTES = 32 << 20  # moved by one call; between calls a load can be cancelled
-
-
-class GroupMemory(NamedTuple):
-    """Where one group's blocks lie: layer i's block b at `addresses[i] + b * block_bytes[i]`."""
-
-    addresses: np.ndarray  # uint64 [layers]
-    block_bytes: np.ndarray  # uint64 [layers]
-    num_blocks: int
 
 
 class PoolLoad(NamedTuple):
@@ -283,7 +276,7 @@ class PoolWorker:
         ids = np.array(span.block_ids, dtype=np.uint64)
         if len(ids) and int(ids.max()) >= memory.num_blocks:
             raise OutOfRangeError(f"block {ids.max()} is outside the cache of {memory.num_blocks} blocks")
-        addresses = memory.addresses[None, :] + ids[:, None] * memory.block_bytes[None, :]
+        addresses = memory.addresses[None, :] + ids[:, None] * memory.strides[None, :]
         layers = len(memory.addresses)
         runs = _Runs(
             addresses.reshape(-1),

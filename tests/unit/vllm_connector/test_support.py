@@ -5,7 +5,7 @@ from types import ModuleType, SimpleNamespace
 
 import pytest
 
-from _vllm_shapes import kv_cache_config, vllm_config
+from _vllm_shapes import SlidingWindowSpec, attention, kv_cache_config, state, vllm_config
 from kvferry.errors import UnsupportedError
 from kvferry_vllm import _support, plugin
 
@@ -25,35 +25,34 @@ def test_other_versions_are_refused_with_both_named(version):
     assert _support.SUPPORTED in str(caught.value)
 
 
-@pytest.mark.parametrize(
-    "name", ["pipeline_parallel_size", "decode_context_parallel_size", "prefill_context_parallel_size"]
-)
+@pytest.mark.parametrize("name", ["decode_context_parallel_size", "prefill_context_parallel_size"])
 def test_parallelism_that_is_not_supported(name):
     with pytest.raises(UnsupportedError, match=name):
         _support.check_config(vllm_config(**{name: 2}))
 
 
-def test_tensor_parallelism_is():
-    _support.check_config(vllm_config(tensor_parallel_size=4))
+def test_tensor_and_pipeline_parallelism_are():
+    _support.check_config(vllm_config(tensor_parallel_size=4, pipeline_parallel_size=2))
 
 
-def test_draft_models_are_refused_and_ngrams_are_not():
-    config = vllm_config()
-    config.speculative_config = SimpleNamespace(method="ngram")
-    _support.check_config(config)
-    config.speculative_config = SimpleNamespace(method="eagle3")
-    with pytest.raises(UnsupportedError, match="eagle3"):
-        _support.check_config(config)
-
-
-def test_one_group_of_attention_layers():
-    _support.check_groups(kv_cache_config())
-    with pytest.raises(UnsupportedError, match=r"this one has 2 .*--disable-hybrid-kv-cache-manager"):
-        _support.check_groups(kv_cache_config(groups=2))
-    config = kv_cache_config()
-    config.kv_cache_groups[0].kv_cache_spec = SimpleNamespace(block_size=1)
+def test_groups_whose_blocks_belong_to_positions():
+    _support.check_groups(kv_cache_config(attention(), attention(SlidingWindowSpec), state()))
     with pytest.raises(UnsupportedError, match="of kind SimpleNamespace"):
+        _support.check_groups(kv_cache_config(SimpleNamespace(block_size=1)))
+    config = kv_cache_config()
+    config.kv_cache_groups[0].enable_kv_transfer = False
+    with pytest.raises(UnsupportedError, match="HiSparse"):
         _support.check_groups(config)
+
+
+def test_models_with_states_are_not_pooled():
+    config = vllm_config()
+    config.kv_transfer_config = SimpleNamespace(kv_role="kv_both")
+    config.cache_config = SimpleNamespace(prefix_caching_hash_algo="sha256")
+    assert _support.pools("auto", config, kv_cache_config())
+    assert not _support.pools("off", config, kv_cache_config(attention(), state()))
+    with pytest.raises(UnsupportedError, match="recurrent states"):
+        _support.pools("auto", config, kv_cache_config(attention(), state()))
 
 
 class TestPlugin:

@@ -10,8 +10,9 @@ import pytest
 from _vllm_shapes import BLOCK, Blocks, Status, kv_cache_config, kv_caches, request, vllm_config
 from kvferry.config import load_config
 from kvferry.errors import DataCorruptError, KVFerryError
+from kvferry.layout import cache_memory
 from kvferry.testing import FakeNetwork
-from kvferry_vllm.geometry import build_geometry, layer_memories
+from kvferry_vllm.geometry import Ranks, build_geometry
 from kvferry_vllm.scheduler import EngineFacts, SchedulerHalf
 from kvferry_vllm.worker import WorkerHalf
 
@@ -24,9 +25,14 @@ class Engine:
 
     def __init__(self, network: FakeNetwork, **options: object) -> None:
         self.caches = kv_caches()
-        layers = layer_memories(self.caches)
+        memory = cache_memory(self.caches)
         geometry = build_geometry(
-            vllm_config(), kv_cache_config(), layers, tp_rank=0, instruction_set="AVX2", layout="OPAQUE"
+            vllm_config(),
+            kv_cache_config(),
+            memory,
+            ranks=Ranks(),
+            instruction_set="AVX2",
+            measure=lambda _block: "OPAQUE",
         )
         config = load_config(options, environ={})
 
@@ -36,7 +42,7 @@ class Engine:
 
         self.worker = WorkerHalf(config, make_engine=make_engine)
         self.scheduler = SchedulerHalf(EngineFacts("e", (BLOCK,), True, True, config.handoff.lease_s))
-        self.scheduler.set_workers({0: self.worker.register(layers, geometry)})
+        self.scheduler.set_workers({0: self.worker.register(memory, geometry)})
 
     def block(self, block: int) -> np.ndarray:
         return np.stack([tensor.array[block] for tensor in self.caches.values()])
