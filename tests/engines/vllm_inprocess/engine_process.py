@@ -137,14 +137,14 @@ class EngineProcess:
 
     def do_permute_blocks(self) -> None:
         """From now on loads take the right blocks in the wrong order: what a broken mapping would do."""
-        from kvferry.handoff import consumer
+        from kvferry.handoff import sources
 
-        right = consumer.map_blocks
+        right = sources.map_blocks
 
         def wrong(ours: Any, theirs: Any, local: Any, remote: Any, **options: Any) -> Any:
             return right(ours, theirs, local, [ids[::-1] for ids in remote], **options)
 
-        consumer.map_blocks = wrong
+        sources.map_blocks = wrong
 
     def do_trust_everything(self) -> None:
         """From now on every load counts as good, whatever the transfer engine says."""

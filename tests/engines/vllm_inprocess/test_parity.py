@@ -147,25 +147,3 @@ def test_block_sizes_that_differ(lab: Lab, prefill: LabEngine, reference) -> Non
         assert tokens_of(answers) == reference.tokens(asked)
         assert decode.metric(LOADED) == 19
         decode.all_blocks_free()
-
-
-@pytest.mark.slow
-def test_tensor_parallel(lab: Lab) -> None:
-    """Two ranks each: rank reads from equal rank, and only when both have ended is the request done."""
-    asked = numbered(4, 150)
-    with lab.engine("kv_producer", tensor_parallel_size=2) as prefill:
-        with lab.engine("kv_consumer", tensor_parallel_size=2) as decode:
-            alone = tokens_of(decode.run(asked, MAX_TOKENS))
-            assert decode.call("forget_prefixes")
-            params = prefill.prefill(asked)
-            assert len(params[0]["kvferry"]["node_ids"]) == 2
-            assert tokens_of(decode.run(asked, MAX_TOKENS, params)) == alone
-            assert decode.metric(LOADED) == 8
-            assert decode.metric(FAILED) == 0
-            decode.all_blocks_free()
-            prefill.all_blocks_free(timeout_s=5.0)
-        with lab.engine("kv_consumer") as other:
-            before = prefill.prefill(asked)
-            other.run(asked, MAX_TOKENS, before)
-            assert other.metric("kvferry_handoff_load_failures_total|invalid_argument") == 4
-            prefill.all_blocks_free(timeout_s=5.0)
