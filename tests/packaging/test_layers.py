@@ -29,6 +29,7 @@ ALLOWED: dict[str, set[str]] = {
     "router": LEAVES | {"scheduling", "handoff", "transfer", "index"},
     "store": LEAVES | {"transfer", "_native"},
     "pool": LEAVES | {"handoff", "layout", "index", "store"},
+    "worker": LEAVES | {"transfer", "layout", "handoff", "pool"},
     "encoder": LEAVES | {"store", "index"},
     "node": LEAVES | {"store", "meta", "_native"},
     "cli": LEAVES | {"router", "node", "store", "transfer", "_native"},

@@ -27,14 +27,13 @@ from kvferry.errors import ConfigError
 from kvferry.handoff import WorkerAddress
 from kvferry.layout import KVGeometry, cache_memory
 from kvferry.pool import GroupShape, PoolFront, PoolKeys, SavedCounts, identity_of
+from kvferry.worker import StepOrders, WorkerHalf
 from kvferry_vllm import _support
 from kvferry_vllm.cpu_layout import measure_layout
 from kvferry_vllm.geometry import Ranks, build_geometry
-from kvferry_vllm.metadata import StepOrders
 from kvferry_vllm.scheduler import EngineFacts, SchedulerHalf
 from kvferry_vllm.specs import window_of, withheld_tokens
 from kvferry_vllm.stats import KVFerryPromMetrics, KVFerryStats
-from kvferry_vllm.worker import WorkerHalf
 
 _support.check_version(vllm.__version__)
 

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from kvferry.handoff import HandoffScheduler, Prompt, WorkerAddress, wants_remote_decode
 from kvferry.pool import PoolFront
-from kvferry_vllm.metadata import StepOrders
+from kvferry.worker import StepOrders
 
 _HANDED_OFF = "FINISHED_LENGTH_CAPPED"  # a prefill request has max_tokens=1
 

@@ -12,9 +12,9 @@ from kvferry.config import load_config
 from kvferry.errors import DataCorruptError, KVFerryError
 from kvferry.layout import cache_memory
 from kvferry.testing import FakeNetwork
+from kvferry.worker import WorkerHalf
 from kvferry_vllm.geometry import Ranks, build_geometry
 from kvferry_vllm.scheduler import EngineFacts, SchedulerHalf
-from kvferry_vllm.worker import WorkerHalf
 
 LONG_BEFORE_S = 10.0  # a lease ends by itself after 30 s: what is freed sooner was given back
 SILENCE_S = 4.0  # whoever waits for a silent peer waits 5 s

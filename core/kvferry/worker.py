@@ -1,6 +1,7 @@
-"""The worker half: owns the transfer engine, registers the KV cache, carries orders out, reports what ended.
+"""One worker process of an inference engine: owns the transfer engine, registers the KV cache, carries the
+scheduler's orders out and reports what ended.
 
-Runs in the model runner's step: `start_step` and `take_ended` only queue and collect. Free of vLLM imports.
+Runs in the model runner's step: `start_step` and `take_ended` only queue and collect.
 """
 
 from __future__ import annotations
@@ -9,15 +10,23 @@ import logging
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
+import msgspec
+
 from kvferry.config import Config
 from kvferry.errors import KVFerryError
-from kvferry.handoff import HandoffWorker, LoadResult, WorkerAddress
+from kvferry.handoff import HandoffOrders, HandoffWorker, LoadResult, WorkerAddress
 from kvferry.layout import CacheMemory, KVGeometry
-from kvferry.pool import LoadParts, PoolBack, PoolLoad, SavedCounts, memory_of
+from kvferry.pool import LoadParts, PoolBack, PoolLoad, PoolOrders, SavedCounts, memory_of
 from kvferry.transfer import Engine
-from kvferry_vllm.metadata import StepOrders
 
-logger = logging.getLogger("kvferry.vllm.worker")
+logger = logging.getLogger(__name__)
+
+
+class StepOrders(msgspec.Struct, frozen=True):
+    """What the scheduler tells its workers in one step; pickles. `pool` None: this engine does not pool."""
+
+    handoff: HandoffOrders
+    pool: PoolOrders | None = None
 
 
 class Ended(NamedTuple):
