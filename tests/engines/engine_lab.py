@@ -58,11 +58,11 @@ class LabEngine:
         """A metric's value now, by name and label values joined by `|`."""
         return float(self.state()["metrics"].get(key, 0.0))
 
-    def add(self, prompt: Sequence[int], max_tokens: int, params: Params | None = None) -> str:
+    def add(self, prompt: Sequence[int], max_tokens: int, params: Params | None = None, **more: Any) -> str:
         """Add one request; returns its id."""
         self._count += 1
         name = f"{self.name}-{self._count}"
-        self.call("add", id=name, prompt=list(prompt), max_tokens=max_tokens, params=params)
+        self.call("add", id=name, prompt=list(prompt), max_tokens=max_tokens, params=params, **more)
         return name
 
     def wait(self, ids: Sequence[str], timeout_s: float = ANSWER_S) -> list[Answer]:

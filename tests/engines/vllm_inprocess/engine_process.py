@@ -91,16 +91,17 @@ class EngineProcess:
         if not outputs:
             time.sleep(0.001)
 
-    def do_add(self, id: str, prompt: list[int], max_tokens: int, params: Any) -> None:  # noqa: A002
+    def do_add(self, id: str, prompt: list[int], params: Any, **options: Any) -> None:  # noqa: A002
         from vllm import SamplingParams
 
         sampling = SamplingParams(
-            max_tokens=max_tokens,
+            max_tokens=options["max_tokens"],
             temperature=0,
             ignore_eos=True,
             extra_args={"kv_transfer_params": params} if params is not None else None,
         )
-        self.engine.add_request(id, {"prompt_token_ids": prompt}, sampling)
+        salted = {"cache_salt": options["salt"]} if "salt" in options else {}
+        self.engine.add_request(id, {"prompt_token_ids": prompt, **salted}, sampling)
 
     def do_abort(self, ids: list[str]) -> None:
         self.engine.abort_request(ids)
@@ -122,6 +123,9 @@ class EngineProcess:
 
     def do_forget_prefixes(self) -> bool:
         return bool(self.scheduler.reset_prefix_cache())
+
+    def do_forget_pool(self) -> bool:
+        return bool(self.scheduler.reset_prefix_cache(reset_connector=True))
 
     def do_state(self) -> dict[str, Any]:
         statuses = [request.status.name for request in self.scheduler.requests.values()]
@@ -145,6 +149,18 @@ class EngineProcess:
             return right(ours, theirs, local, [ids[::-1] for ids in remote], **options)
 
         sources.map_blocks = wrong
+
+    def do_permute_pooled_blocks(self) -> None:
+        """The same for loads from the pool."""
+        from kvferry.pool import PoolWorker
+
+        right = PoolWorker._runs
+
+        def wrong(worker: Any, span: Any) -> Any:
+            runs, sizes = right(worker, span)
+            return runs._replace(addresses=runs.addresses[::-1].copy()), sizes
+
+        PoolWorker._runs = wrong
 
     def do_trust_everything(self) -> None:
         """From now on every load counts as good, whatever the transfer engine says."""
