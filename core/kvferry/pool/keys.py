@@ -16,6 +16,7 @@ import numpy as np
 from kvferry.index import KeyIdentity, KeySpace
 from kvferry.layout import KVGeometry
 
+KEY_BYTES = 16
 RANK_BYTES = 2
 
 
@@ -105,13 +106,13 @@ class PoolKeys:
 def names_of(keys: Sequence[bytes], ranks: Sequence[int]) -> np.ndarray:
     """Return the names of blocks, uint8 [blocks * ranks, 18]: those of one block follow one another."""
     suffixes = np.array(ranks, dtype="<u2").view(np.uint8).reshape(1, len(ranks), RANK_BYTES)
-    bodies = np.frombuffer(b"".join(keys), np.uint8).reshape(len(keys), 1, -1)
+    bodies = np.frombuffer(b"".join(keys), np.uint8).reshape(len(keys), 1, KEY_BYTES)
     shape = (len(keys), len(ranks))
     rows = np.concatenate(
         [
-            np.broadcast_to(bodies, (*shape, bodies.shape[2])),
+            np.broadcast_to(bodies, (*shape, KEY_BYTES)),
             np.broadcast_to(suffixes, (*shape, RANK_BYTES)),
         ],
         axis=2,
     )
-    return rows.reshape(-1, rows.shape[2])
+    return rows.reshape(-1, KEY_BYTES + RANK_BYTES)

@@ -27,6 +27,7 @@ class _Question:
         self.done = threading.Event()
         self.tokens = 0
         self.asked_before = False
+        self.late = False
 
 
 class Answer(NamedTuple):
@@ -82,15 +83,17 @@ class Lookups:
             question = self._questions.get(request_id)
         if question is None:
             return Answer(0)
+        if question.late:
+            return Answer(0)
         if question.done.wait(0.0 if question.asked_before else GRACE_S):
             return Answer(question.tokens)
         question.asked_before = True
         if self._clock() < question.deadline:
             return Answer(None)
         with self._lock:
-            self._counts["lookups|late"] += 1
-            self._questions[request_id] = late = _Question((), question.deadline)
-        late.done.set()
+            if not question.late:
+                question.late = True
+                self._counts["lookups|late"] += 1
         return Answer(0)
 
     def forget(self, request_id: str) -> None:
@@ -118,7 +121,8 @@ class Lookups:
         finally:
             question.done.set()
         with self._lock:
-            self._counts[f"lookups|{outcome}"] += 1
+            if not question.late:
+                self._counts[f"lookups|{outcome}"] += 1
 
 
 def longest_hit(

@@ -148,8 +148,8 @@ class PoolWorker:
     def take_counts(self) -> dict[str, int]:
         """Return what was counted since the last call, as `metric|label`, see kvferry_pool_* in the table."""
         with self._lock:
-            counts, self._counts = dict(self._counts), Counter()
-            return counts
+            counts, self._counts = self._counts, Counter()
+            return {name: count for name, count in counts.items() if count}
 
     def _run_load(self, load: _Load) -> None:
         error: KVFerryError | None = None

@@ -1,0 +1,144 @@
+from __future__ import annotations
+
+import itertools
+
+import pytest
+
+from _pool import BLOCK, Memory, hashes, keys, value
+from kvferry.config import load_config
+from kvferry.errors import KVFerryError, UnavailableError
+from kvferry.pool import PoolBack, PoolFront, StoreLink
+from kvferry.testing.fake_store import FakeStore
+from kvferry.testing.waiting import wait_until
+
+HASHES = hashes(range(20))
+
+
+def settings(tmp_path, **pool):
+    values = {"cluster": {"directory": str(tmp_path)}, "store": {"dram": 32 << 20}, "pool": pool}
+    return load_config(values, environ={})
+
+
+class Engine:
+    """Both sides, and the engine's part: five blocks of one request."""
+
+    def __init__(self, config) -> None:
+        self.memory = Memory(16)
+        self.front = PoolFront(config, keys())
+        self.back = PoolBack(config, [self.memory.group], self.memory.layers, rank=0)
+        self.held: list[int] = []
+        self.front.scheduler.bind(self.held.extend, lambda ids: self.held.clear(), max_held=16)
+
+    def close(self) -> None:
+        self.back.close()
+        self.front.close()
+
+    def matched(self, name: str) -> int:
+        self.front.scheduler.arrived(name, HASHES)
+        answers: list[int | None] = []
+        wait_until(
+            lambda: answers.append(self.front.scheduler.matched(name, HASHES)) or answers[-1] is not None, 30
+        )
+        assert answers[-1] is not None
+        return answers[-1]
+
+    def save(self, name: str) -> None:
+        for block, each in enumerate(HASHES, start=1):
+            self.memory.write(block, each)
+        self.front.scheduler.computed(name, HASHES, 20, lambda: [[1, 2, 3, 4, 5]])
+        self.back.worker.start_saves(self.front.scheduler.take_orders())
+        wait_until(self.saved, 30)
+
+    def saved(self) -> bool:
+        counts = self.back.worker.take_saved()
+        if counts is not None:
+            self.front.scheduler.saves_ended(counts.ended)
+        return not self.held
+
+    def load(self, name: str, tokens: int):
+        self.front.scheduler.load(name, 0, tokens, [[6, 7, 8, 9, 10]])
+        self.back.start_loads(self.front.scheduler.take_orders())
+        results = []
+        wait_until(lambda: results.extend(self.back.worker.take_results()) or bool(results), 30)
+        return results[0]
+
+
+@pytest.fixture
+def engine(tmp_path):
+    made = Engine(settings(tmp_path))
+    yield made
+    made.close()
+    made.close()
+
+
+def test_a_node_of_its_own(engine):
+    assert engine.matched("a") == 0
+    engine.back.start_loads(engine.front.scheduler.take_orders())  # tells the worker where the node is
+    engine.save("a")
+    assert engine.matched("b") == 5 * BLOCK
+    result = engine.load("b", 20)
+    assert result.error is None
+    assert [engine.memory.read(block) for block in range(6, 11)] == [value(each) for each in HASHES]
+
+
+def test_forgetting(engine):
+    engine.matched("a")
+    engine.back.start_loads(engine.front.scheduler.take_orders())
+    engine.save("a")
+    assert engine.front.forget()
+    assert engine.matched("b") == 0
+    engine.front.scheduler.computed("a", HASHES, 20, lambda: [[1, 2, 3, 4, 5]])
+    assert not engine.front.forget()  # blocks are being saved
+
+
+def test_no_node_and_none_of_its_own(tmp_path):
+    engine = Engine(settings(tmp_path, node="attach"))
+    assert engine.matched("a") == 0
+    engine.save("a")
+    assert engine.back.worker.take_counts()["save_failures|unavailable"] == 1
+    assert engine.load("a", 0).error is None
+    assert not engine.front.forget()
+    engine.close()
+
+
+class TestLink:
+    def test_opened_once_and_closed(self):
+        store = FakeStore()
+        opened = []
+        link = StoreLink(lambda: opened.append(1) or store)
+        assert link.get() is link.get() is store
+        assert opened == [1]
+        link.close()
+        link.close()
+        assert store.closed
+        with pytest.raises(UnavailableError, match="closed"):
+            link.get()
+
+    def test_pauses_between_attempts(self, caplog):
+        now, attempts = [0.0], []
+
+        def refuse():
+            attempts.append(now[0])
+            raise UnavailableError("no node")
+
+        link = StoreLink(refuse, clock=lambda: now[0])
+        for _ in range(320):
+            with pytest.raises(KVFerryError, match="no node"):
+                link.get()
+            now[0] += 0.125
+        gaps = [round(b - a, 1) for a, b in itertools.pairwise(attempts)]
+        assert gaps == [0.5, 1.0, 2.0, 4.0, 8.0, 10.0, 10.0]
+        assert len([record for record in caplog.records if record.levelname == "WARNING"]) <= 5
+
+    def test_closed_while_it_opens(self):
+        store = FakeStore()
+        links = []
+
+        def open_slowly():
+            links[0].close()
+            return store
+
+        links.append(StoreLink(open_slowly))
+        with pytest.raises(UnavailableError, match="closed"):
+            links[0].get()
+        assert store.closed

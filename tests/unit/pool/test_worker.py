@@ -1,0 +1,211 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from _pool import LAYERS, ROW, Later, Memory, at_once, hashes, keys, value
+from kvferry.config import load_config
+from kvferry.errors import CancelledError, InternalError, OutOfRangeError, UnavailableError
+from kvferry.pool import BlockSpan, LoadJob, PoolLimits, PoolOrders, PoolWorker, SavedCounts, SaveJob
+from kvferry.store import Store, open_embedded
+from kvferry.testing.fake_store import FakeStore
+
+HASHES = hashes(range(40))
+MADE = keys().of_blocks(0, HASHES)
+
+
+def span(blocks: list[int], first: int = 0) -> BlockSpan:
+    end = first + len(blocks)
+    parents = tuple(MADE[index - 1] if index else b"" for index in range(first, end))
+    return BlockSpan(0, tuple(MADE[first:end]), tuple(blocks), parents)
+
+
+def save(blocks: list[int], first: int = 0, job: int = 1) -> PoolOrders:
+    return PoolOrders("", "kv-tag", saves=(SaveJob(job, (span(blocks, first),)),))
+
+
+def load(blocks: list[int], first: int = 0, request: str = "r") -> PoolOrders:
+    return PoolOrders("", "kv-tag", loads=(LoadJob(request, (span(blocks, first),)),))
+
+
+class Rig:
+    def __init__(self, store, *, loads=at_once, saves=at_once, clock=None, limits=PoolLimits()) -> None:  # noqa: B008
+        self.memory = Memory(16)
+        options = {} if clock is None else {"clock": clock}
+        self.worker = PoolWorker(
+            lambda: store, [self.memory.group], rank=0, loads=loads, saves=saves, limits=limits, **options
+        )
+
+    def written(self, blocks: list[int], first: int = 0) -> None:
+        for index, block in enumerate(blocks, start=first):
+            self.memory.write(block, HASHES[index])
+
+
+@pytest.fixture(params=["fake", "real"])
+def store(request):
+    if request.param == "fake":
+        yield FakeStore()
+    else:
+        with open_embedded(load_config({"store": {"dram": 32 << 20}}, environ={})) as opened:
+            yield opened
+
+
+def test_saved_here_and_loaded_there(store):
+    one, two = Rig(store), Rig(store)
+    one.written([3, 1, 2])
+    one.worker.start_saves(save([3, 1, 2]))
+    assert one.worker.take_saved() == SavedCounts({1: 1})
+    assert one.worker.take_saved() is None
+    two.worker.start_loads(load([9, 8, 7]))
+    (result,) = two.worker.take_results()
+    assert (result.request_id, result.error, result.blocks, result.bytes) == ("r", None, 3, 3 * LAYERS * ROW)
+    assert [two.memory.read(block) for block in (9, 8, 7)] == [value(each) for each in HASHES[:3]]
+    assert two.memory.read(6) == bytes(LAYERS * ROW)
+    assert one.worker.take_counts() == {"saved_blocks|saved": 3, "saved_bytes": 3 * LAYERS * ROW}
+    assert two.worker.take_counts() == {"loads|loaded": 1, "loaded_bytes": 3 * LAYERS * ROW}
+
+
+def test_what_is_there_is_not_written_again(store):
+    rig = Rig(store)
+    rig.written([1, 2, 3])
+    rig.worker.start_saves(save([1, 2], job=1))
+    rig.worker.start_saves(save([1, 2, 3], job=2))
+    assert rig.worker.take_saved() == SavedCounts({1: 1, 2: 1})
+    counts = rig.worker.take_counts()
+    assert counts["saved_blocks|saved"] == 3
+    assert counts["saved_blocks|existed"] == 2
+
+
+def test_a_missing_block_fails_the_load_and_says_how_far_it_came(store):
+    rig = Rig(store)
+    rig.written([1, 2])
+    rig.worker.start_saves(save([1, 2]))
+    rig.worker.start_loads(load([4, 5, 6, 7]))
+    (result,) = rig.worker.take_results()
+    assert result.error is not None
+    assert (result.error.code, result.blocks, result.cancelled) == ("not_found", 2, False)
+    assert rig.worker.take_counts()["load_failures|not_found"] == 1
+
+
+def test_ranks_have_parts_of_their_own(store):
+    zero, one = Rig(store), Rig(store)
+    one.worker._rank = 1
+    zero.written([1])
+    zero.worker.start_saves(save([1]))
+    one.worker.start_loads(load([1]))
+    assert one.worker.take_results()[0].error.code == "not_found"
+
+
+def test_chains_and_tags_are_told_to_the_store():
+    store = FakeStore()
+    rig = Rig(store)
+    rig.worker.start_saves(save([1, 2, 3], first=0))
+    rig.worker.start_saves(save([4, 5], first=3, job=2))
+    names = [made + b"\0\0" for made in MADE[:5]]
+    assert [store.objects[name].parent for name in names] == [b"", *names[:4]]
+    assert {found.tags for found in store.objects.values()} == {("kv-tag",)}
+
+
+def test_a_block_of_another_size_is_not_used():
+    store = FakeStore()
+    rig = Rig(store)
+    rig.worker.start_saves(save([1]))
+    (name,) = store.objects
+    store.objects[name] = store.objects[name]._replace(data=b"short")
+    rig.worker.start_loads(load([2]))
+    assert rig.worker.take_results()[0].error.code == "data_corrupt"
+
+
+def test_a_store_that_is_gone_ends_everything_at_once():
+    store = FakeStore()
+    store.down = UnavailableError("gone")
+    rig = Rig(store)
+    rig.worker.start_saves(save([1]))
+    rig.worker.start_loads(load([1]))
+    assert rig.worker.take_saved() == SavedCounts({1: 1})
+    assert rig.worker.take_results()[0].error is store.down
+    assert rig.worker.take_counts()["save_failures|unavailable"] == 1
+
+
+def test_bugs_do_not_keep_requests_or_blocks():
+    class Broken(FakeStore):
+        def exists_many(self, names, *, timeout_s=None):
+            raise ZeroDivisionError
+
+        get_runs_into = exists_many
+
+    rig = Rig(Broken())
+    rig.worker.start_saves(save([1]))
+    rig.worker._store = lambda: 1 // 0
+    rig.worker.start_loads(load([1]))
+    assert rig.worker.take_saved() == SavedCounts({1: 1})
+    assert isinstance(rig.worker.take_results()[0].error, InternalError)
+
+
+def test_blocks_outside_the_cache_and_unknown_groups_are_refused():
+    rig = Rig(FakeStore())
+    rig.worker.start_loads(load([16]))
+    rig.worker.start_loads(PoolOrders(loads=(LoadJob("g", (BlockSpan(1, (MADE[0],), (1,), (b"",)),)),)))
+    assert [type(result.error) for result in rig.worker.take_results()] == [OutOfRangeError] * 2
+
+
+def test_deadlines_count_the_time_in_the_queue():
+    now, loads, saves = [0.0], Later(), Later()
+    rig = Rig(FakeStore(), loads=loads.submit, saves=saves.submit, clock=lambda: now[0])
+    rig.worker.start_loads(load([1]))
+    rig.worker.start_saves(save([1]))
+    now[0] = 31.0
+    loads.run_all()
+    saves.run_all()
+    assert rig.worker.take_results()[0].error.code == "deadline_exceeded"
+    assert rig.worker.take_saved() == SavedCounts({1: 1})
+    assert rig.worker.take_counts()["save_failures|deadline_exceeded"] == 1
+
+
+def test_a_cancelled_load_ends_between_two_batches(monkeypatch):
+    monkeypatch.setattr("kvferry.pool.worker.BATCH_BYTES", LAYERS * ROW)
+    store, loads = FakeStore(), Later()
+    rig = Rig(store, loads=loads.submit)
+    rig.worker.start_saves(save([1, 2, 3]))
+    take = store.get_runs_into
+
+    def cancel_then_take(names, runs, **options):
+        rig.worker.start_loads(PoolOrders(cancels=("r", "unknown")))
+        return take(names, runs, **options)
+
+    monkeypatch.setattr(store, "get_runs_into", cancel_then_take)
+    rig.worker.start_loads(load([4, 5, 6]))
+    rig.worker.start_loads(load([4, 5, 6]))  # twice: once is enough
+    loads.run_all()
+    (result,) = rig.worker.take_results()
+    assert (type(result.error), result.blocks, result.cancelled) == (CancelledError, 1, True)
+    assert rig.worker.take_counts()["loads|cancelled"] == 1
+
+
+def test_closed_executors_end_what_comes():
+    closed = Later()
+    closed.closed = True
+    rig = Rig(FakeStore(), loads=closed.submit, saves=closed.submit)
+    rig.worker.start_loads(load([1]))
+    rig.worker.start_saves(save([1]))
+    assert rig.worker.take_results()[0].cancelled
+    assert rig.worker.take_saved() == SavedCounts({1: 1})
+
+
+def test_batches_of_a_long_chain(monkeypatch, store):
+    monkeypatch.setattr("kvferry.pool.worker.BATCH_BYTES", 3 * LAYERS * ROW)
+    rig = Rig(store)
+    rig.written(list(range(8)))
+    rig.worker.start_saves(save(list(range(8))))
+    before = [rig.memory.read(block) for block in range(8)]
+    for layer in rig.memory.layers:
+        layer[:] = 0
+    rig.worker.start_loads(load([*range(8, 16)]))
+    assert rig.worker.take_results()[0].blocks == 8
+    assert [rig.memory.read(block) for block in range(8, 16)] == before
+    if isinstance(store, Store):
+        assert np.all(rig.memory.layers[0][:8] == 0)
+
+
+def test_counts_of_two_workers_add_up():
+    assert SavedCounts({1: 1, 2: 1}).plus(SavedCounts({2: 1, 3: 1})) == SavedCounts({1: 1, 2: 2, 3: 1})

@@ -1,0 +1,256 @@
+"""Both halves of one engine that pools, and hands off besides; the pool's store is a fake."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from _pool import at_once, hashes
+from _vllm_shapes import BLOCK, Blocks, Status, kv_cache_config, kv_caches, request, vllm_config
+from kvferry.config import load_config
+from kvferry.errors import UnsupportedError
+from kvferry.pool import (
+    GroupShape,
+    Lookups,
+    PoolKeys,
+    PoolLimits,
+    PoolScheduler,
+    PoolWorker,
+    identity_of,
+)
+from kvferry.testing import FakeNetwork
+from kvferry.testing.fake_store import FakeStore
+from kvferry_vllm import _support
+from kvferry_vllm.geometry import build_geometry, layer_memories
+from kvferry_vllm.scheduler import EngineFacts, SchedulerHalf
+from kvferry_vllm.worker import WorkerHalf
+
+
+class BlockPool:
+    """vLLM's block pool, as far as saves use it."""
+
+    def __init__(self, count: int) -> None:
+        self.blocks = [SimpleNamespace(block_id=index, ref_cnt=1) for index in range(count)]
+
+    def touch(self, blocks: Any) -> None:
+        for block in blocks:
+            block.ref_cnt += 1
+
+    def free_blocks(self, blocks: Any) -> None:
+        for block in blocks:
+            block.ref_cnt -= 1
+
+    def held(self) -> list[int]:
+        return [block.block_id for block in self.blocks if block.ref_cnt > 1]
+
+
+class Engine:
+    """One vLLM engine with one worker, in one thread."""
+
+    def __init__(self, network: FakeNetwork, store: FakeStore, *, save_generated: bool = True) -> None:
+        self.caches = kv_caches()
+        self.block_pool = BlockPool(16)
+        layers = layer_memories(self.caches)
+        geometry = build_geometry(
+            vllm_config(), kv_cache_config(), layers, tp_rank=0, instruction_set="AVX2", layout="OPAQUE"
+        )
+        config = load_config({}, environ={})
+
+        def make_pool(_config: Any, memory: Any, _buffers: Any, *, rank: int) -> Any:
+            worker = PoolWorker(
+                lambda: store, memory, rank=rank, loads=at_once, saves=at_once, limits=PoolLimits()
+            )
+            return SimpleNamespace(worker=worker, start_loads=worker.start_loads, close=lambda: None)
+
+        self.worker = WorkerHalf(
+            config, pools=True, make_engine=lambda _, metadata: network.engine(metadata), make_pool=make_pool
+        )
+        facts = EngineFacts("e", (BLOCK,), True, True, 30.0, save_generated)
+        self.scheduler = SchedulerHalf(facts)
+        self.scheduler.set_workers({0: self.worker.register(layers, geometry)})
+        keys = PoolKeys(identity_of(geometry, hashing="sha256"), [GroupShape(BLOCK)])
+        lookups = Lookups(lambda: store, keys.groups, ranks=1, submit=at_once, timeout_s=1.0)
+        front = SimpleNamespace(scheduler=PoolScheduler(keys, lookups, max_held=0), close=lambda: None)
+        self.scheduler.set_pool(front, self.block_pool, 1.0)
+
+    def step(self, scheduled: dict[str, int] | None = None, blocks: list[int] | None = None) -> Any:
+        state = SimpleNamespace(get_block_ids=lambda _: (blocks,))
+        self.scheduler.scheduled(
+            SimpleNamespace(num_scheduled_tokens=scheduled or {}, kv_connector_block_state=state)
+        )
+        orders = self.scheduler.take_orders()
+        self.worker.start_step(orders)
+        self.worker.end_step(orders)
+        ended = self.worker.take_ended()
+        self.scheduler.loads_ended(ended.received, ended.failed)
+        return ended
+
+    def report_saved(self) -> None:
+        saved = self.worker.take_saved()
+        self.scheduler.saves_ended({} if saved is None else saved.ended)
+
+    def block(self, block: int) -> np.ndarray:
+        return np.stack([tensor.array[block] for tensor in self.caches.values()])
+
+
+@pytest.fixture
+def network() -> FakeNetwork:
+    return FakeNetwork()
+
+
+@pytest.fixture
+def engines(network):
+    store = FakeStore()
+    made = [Engine(network, store), Engine(network, store)]
+    yield made
+    for engine in made:
+        engine.worker.close()
+        engine.scheduler.close()
+
+
+def asked(name: str, tokens: int, params: Any = None, **changes: Any) -> Any:
+    prompt = list(range(100, 100 + tokens))
+    return request(name, prompt, params, block_hashes=hashes(prompt, BLOCK), **changes)
+
+
+def computed(engine: Engine, name: str, tokens: int, blocks: list[int], params: Any = None) -> Any:
+    """A request that is computed in one step and saved."""
+    one = asked(name, tokens, params)
+    engine.scheduler.on_new_request(one)
+    assert engine.scheduler.matched_tokens(one, 0) == (0, False)
+    engine.scheduler.after_alloc(one, Blocks(blocks), 0)
+    engine.step({name: tokens}, blocks)
+    one.num_computed_tokens = tokens
+    return one
+
+
+def test_saved_by_one_engine_and_loaded_by_the_other(engines):
+    first, second = engines
+    computed(first, "a", 70, [4, 5, 6])
+    assert first.block_pool.held() == [4, 5]
+    assert first.scheduler.saves_pending
+    first.report_saved()
+    assert first.block_pool.held() == []
+    assert not first.scheduler.saves_pending
+    for tensor in second.caches.values():
+        tensor.array[:] = 0
+    one = asked("b", 100)
+    second.scheduler.on_new_request(one)
+    assert second.scheduler.matched_tokens(one, 0) == (64, True)
+    second.scheduler.after_alloc(one, Blocks([9, 10, 11, 12]), 64)
+    assert second.scheduler.pooled_tokens("b") == 64
+    ended = second.step()
+    assert (ended.received, ended.failed) == ({"b"}, set())
+    for source, target in ((4, 9), (5, 10)):
+        assert np.array_equal(first.block(source), second.block(target))
+    assert not second.block(11).any()
+    second.scheduler.after_alloc(one, Blocks([9, 10, 11, 12]), 0)  # vLLM's second call
+    assert second.step().received == set()
+
+
+def test_own_cache_pool_and_prefill_engine_share_the_work(engines):
+    first, second = engines
+    one = computed(first, "a", 70, [4, 5, 6], {"do_remote_decode": True})
+    one.status = Status.FINISHED_LENGTH_CAPPED
+    held, params = first.scheduler.request_finished(one, ([4, 5, 6],))
+    assert held
+    first.step()
+    two = asked("b", 70, params)
+    second.scheduler.on_new_request(two)
+    assert second.scheduler.matched_tokens(two, 32) == (38, True)
+    second.scheduler.after_alloc(two, Blocks([9, 10, 11]), 38)
+    assert second.scheduler.pooled_tokens("b") == 32
+    ended, received = second.step(), set()
+    while not received:  # the hand-off has threads of its own
+        received = ended.received
+        assert ended.failed == set()
+        ended = second.step()
+    assert received == {"b"}
+    for source, target in ((5, 10), (6, 11)):
+        assert np.array_equal(first.block(source), second.block(target))
+    stats = second.worker.take_stats()
+    assert [load.blocks for load in stats.pool_loads] == [1]
+    assert [load.bytes for load in stats.handoffs] == [stats.pool_loads[0].bytes]
+
+
+def test_a_prompt_that_the_pool_has_needs_no_hand_off(engines):
+    first, second = engines
+    one = computed(first, "a", 64, [4, 5], {"do_remote_decode": True})
+    one.status = Status.FINISHED_LENGTH_CAPPED
+    _, params = first.scheduler.request_finished(one, ([4, 5],))
+    two = asked("b", 64, params)
+    second.scheduler.on_new_request(two)
+    assert second.scheduler.matched_tokens(two, 0) == (64, True)
+    second.scheduler.after_alloc(two, Blocks([9, 10]), 64)
+    orders = second.scheduler.take_orders()
+    assert not orders.handoff.loads
+    assert [back.reason for back in orders.handoff.give_backs] == ["done"]
+    assert len(orders.pool.loads) == 1
+
+
+def test_a_failed_part_fails_the_load_and_the_pool_is_not_asked_again(engines, network):
+    first, second = engines
+    one = computed(first, "a", 70, [4, 5, 6], {"do_remote_decode": True})
+    one.status = Status.FINISHED_LENGTH_CAPPED
+    _, params = first.scheduler.request_finished(one, ([4, 5, 6],))
+    first.worker.close()  # the prefill engine dies; the pool lives
+    two = asked("b", 70, params)
+    second.scheduler.on_new_request(two)
+    assert second.scheduler.matched_tokens(two, 0) == (70, True)
+    second.scheduler.after_alloc(two, Blocks([9, 10, 11]), 70)
+    ended = second.step()
+    while not ended.received:
+        ended = second.step()
+    assert (ended.received, ended.failed) == ({"b"}, {"b"})
+    assert second.scheduler.matched_tokens(two, 0) == (0, False)
+
+
+def test_generated_blocks_are_saved_or_not(network):
+    for wanted, blocks in ((True, [4, 5, 6]), (False, [4, 5])):
+        engine = Engine(network, FakeStore(), save_generated=wanted)
+        one = computed(engine, "a", 70, [4, 5, 6])
+        one.block_hashes = hashes(range(100, 200), BLOCK)
+        engine.step({"a": 30}, [4, 5, 6, 7])
+        assert engine.block_pool.held() == blocks
+        engine.worker.close()
+
+
+def test_a_request_that_vllm_refused_is_not_looked_up(engines):
+    first, _ = engines
+    one = asked("a", 70, abort_immediately=True)
+    first.scheduler.on_new_request(one)
+    assert first.scheduler.matched_tokens(one, 0) == (0, False)
+    first.scheduler.request_finished(one, ([],))
+    assert first.scheduler.take_counts() == ({}, {})
+
+
+class TestSupport:
+    def config(self, role: str = "kv_both", algorithm: str = "sha256") -> Any:
+        return SimpleNamespace(
+            kv_transfer_config=SimpleNamespace(kv_role=role),
+            cache_config=SimpleNamespace(prefix_caching_hash_algo=algorithm),
+        )
+
+    @pytest.mark.parametrize(
+        ("enabled", "role", "expected"),
+        [
+            ("auto", "kv_both", True),
+            ("auto", "kv_producer", False),
+            ("auto", "kv_consumer", False),
+            ("on", "kv_producer", True),
+            ("off", "kv_both", False),
+        ],
+    )
+    def test_who_pools(self, enabled, role, expected):
+        assert _support.pools(enabled, self.config(role)) is expected
+
+    def test_hashes_that_differ_from_process_to_process_are_refused(self, monkeypatch):
+        monkeypatch.delenv("PYTHONHASHSEED", raising=False)
+        with pytest.raises(UnsupportedError, match=r"xxhash.*pool\.enabled"):
+            _support.pools("auto", self.config(algorithm="xxhash"))
+        assert not _support.pools("off", self.config(algorithm="xxhash"))
+        monkeypatch.setenv("PYTHONHASHSEED", "7")
+        assert _support.pools("auto", self.config(algorithm="xxhash"))
