@@ -5,8 +5,9 @@
 
 from __future__ import annotations
 
+from kvferry.metrics.metric import Kind, Metric
 from kvferry.metrics.registry import MetricRegistry, Sample
-from kvferry.metrics.table import METRICS, Kind, Metric, definition, lint, metrics_of, to_markdown
+from kvferry.metrics.table import METRICS, definition, lint, metrics_of, to_markdown
 
 __all__ = [
     "METRICS",

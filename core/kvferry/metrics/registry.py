@@ -7,7 +7,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, NamedTuple, cast
 
 from kvferry.errors import NotFoundError
-from kvferry.metrics.table import Kind, Metric, definition
+from kvferry.metrics.metric import Kind, Metric
+from kvferry.metrics.table import definition
 
 if TYPE_CHECKING:
     import prometheus_client

@@ -7,60 +7,12 @@ Names follow Prometheus: counters end in `_total`, the unit (`_bytes`, `_seconds
 from __future__ import annotations
 
 import difflib
-import enum
 import re
 from collections.abc import Iterable, Iterator
-from typing import NamedTuple
 
 from kvferry.errors import NotFoundError
-
-SECONDS_BUCKETS = (
-    0.001,
-    0.0025,
-    0.005,
-    0.01,
-    0.025,
-    0.05,
-    0.1,
-    0.25,
-    0.5,
-    1.0,
-    2.5,
-    5.0,
-    10.0,
-    30.0,
-    60.0,
-    300.0,
-)
-
-TOKEN_BUCKETS = (0.002, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 1.0, 2.5, 10.0)
-
-# The native engine counts by powers of two of a microsecond; what took 18 minutes or more is the rest.
-TRANSFER_BUCKETS = tuple(2**power / 1e6 for power in range(31))
-
-
-class Kind(enum.Enum):
-    """What a metric may do: only grow, go both ways, or count observations by size."""
-
-    COUNTER = "counter"
-    GAUGE = "gauge"
-    HISTOGRAM = "histogram"
-
-
-class Metric(NamedTuple):
-    """One metric. Label values must come from a small set: no request ids, no addresses a client chooses."""
-
-    name: str
-    kind: Kind
-    help: str
-    labels: tuple[str, ...] = ()
-    buckets: tuple[float, ...] = ()
-
-    @property
-    def group(self) -> str:
-        """The part of KVFerry it belongs to: the word after `kvferry_`."""
-        return self.name.split("_")[1]
-
+from kvferry.metrics.engines import ENGINE_METRICS
+from kvferry.metrics.metric import SECONDS_BUCKETS, TOKEN_BUCKETS, TRANSFER_BUCKETS, Kind, Metric
 
 METRICS: tuple[Metric, ...] = (
     # router: received = done + failed + cancelled + refused + in flight, at any moment
@@ -173,112 +125,7 @@ METRICS: tuple[Metric, ...] = (
         "1 while requests are placed on a server, else 0.",
         ("role", "backend"),
     ),
-    # handoff: counted by an engine's connector, there with the engine's prefix, e.g. vllm:kvferry_...
-    # leases granted = ended + those alive
-    Metric(
-        "kvferry_handoff_loads_total",
-        Kind.COUNTER,
-        "Loads of a prompt's KV cache that ended, by outcome: loaded, failed or cancelled.",
-        ("outcome",),
-    ),
-    Metric(
-        "kvferry_handoff_load_failures_total",
-        Kind.COUNTER,
-        "Failed loads, by the code of the error; their prompts were computed by the decode engine.",
-        ("code",),
-    ),
-    Metric(
-        "kvferry_handoff_loaded_bytes_total",
-        Kind.COUNTER,
-        "Bytes of KV cache loaded, by transport.",
-        ("transport",),
-    ),
-    Metric(
-        "kvferry_handoff_early_bytes_total",
-        Kind.COUNTER,
-        "Of the bytes loaded, those that were read while the prompt was still being computed.",
-    ),
-    Metric(
-        "kvferry_handoff_streams_total",
-        Kind.COUNTER,
-        "Prompts read while they are computed, by what happened. Prefill engine: opened, followed, finished, "
-        "aborted, cancelled (by the decode engine or the router), unopened (its request never came), untold "
-        "(no room to tell), forgotten. Decode engine: watched, handed_over (finished, the rest is a load), "
-        "begun_anew (the prefill engine preempted it), aborted_by_producer.",
-        ("event",),
-    ),
-    Metric(
-        "kvferry_handoff_load_seconds",
-        Kind.HISTOGRAM,
-        "Time of a successful load, from the order, or from the end of the prefill that it followed, to the "
-        "confirmed lease, queueing included.",
-        (),
-        SECONDS_BUCKETS,
-    ),
-    Metric(
-        "kvferry_handoff_leases_granted_total",
-        Kind.COUNTER,
-        "Leases that a prefill engine granted on finished prompts.",
-    ),
-    Metric(
-        "kvferry_handoff_leases_ended_total",
-        Kind.COUNTER,
-        "Leases that ended, by reason: done (loaded), rejected, aborted or expired.",
-        ("reason",),
-    ),
-    Metric(
-        "kvferry_handoff_notices_ignored_total",
-        Kind.COUNTER,
-        "Control messages without effect, by kind: late, duplicate, unknown, forged, malformed.",
-        ("kind",),
-    ),
-    Metric(
-        "kvferry_handoff_refused_requests_total",
-        Kind.COUNTER,
-        "Requests whose kv_transfer_params could not be used, by reason; their prompts were computed here.",
-        ("reason",),
-    ),
-    # pool: counted by an engine's connector, there with the engine's prefix, e.g. vllm:kvferry_...
-    Metric(
-        "kvferry_pool_lookups_total",
-        Kind.COUNTER,
-        "Questions for what the pool has of a prompt, by outcome: hit, miss, late (timed out) or failed.",
-        ("outcome",),
-    ),
-    Metric(
-        "kvferry_pool_loads_total",
-        Kind.COUNTER,
-        "Loads from the pool that ended, by outcome: loaded, failed or cancelled.",
-        ("outcome",),
-    ),
-    Metric(
-        "kvferry_pool_load_failures_total",
-        Kind.COUNTER,
-        "Failed loads, by the code of the error; what they were for was computed.",
-        ("code",),
-    ),
-    Metric("kvferry_pool_loaded_bytes_total", Kind.COUNTER, "Bytes of KV cache loaded from the pool."),
-    Metric(
-        "kvferry_pool_load_seconds",
-        Kind.HISTOGRAM,
-        "Time of a successful load from the pool, queueing included.",
-        (),
-        SECONDS_BUCKETS,
-    ),
-    Metric(
-        "kvferry_pool_saved_blocks_total",
-        Kind.COUNTER,
-        "Blocks that were to be saved, each rank's part by itself, by outcome: saved, existed, failed, or "
-        "skipped (the engine could not hold them any longer).",
-        ("outcome",),
-    ),
-    Metric("kvferry_pool_saved_bytes_total", Kind.COUNTER, "Bytes of KV cache saved to the pool."),
-    Metric(
-        "kvferry_pool_save_failures_total",
-        Kind.COUNTER,
-        "Failures of saves, by the code of the error.",
-        ("code",),
-    ),
+    *ENGINE_METRICS,
     # meta: read from the membership at each scrape
     Metric(
         "kvferry_meta_members", Kind.GAUGE, "Members of the cluster as this node sees it, itself included."
@@ -457,23 +304,6 @@ METRICS: tuple[Metric, ...] = (
         Kind.COUNTER,
         "Requests refused because too many were waiting.",
     ),
-    # encoder: outputs of multimodal encoders in the store, as an engine uses them
-    Metric(
-        "kvferry_encoder_loads_total",
-        Kind.COUNTER,
-        "Encoder outputs looked for in the store: loaded, absent, failed, or late (the encoder ran instead).",
-        ("outcome",),
-    ),
-    Metric(
-        "kvferry_encoder_loaded_bytes_total", Kind.COUNTER, "Bytes of encoder outputs taken from the store."
-    ),
-    Metric(
-        "kvferry_encoder_saves_total",
-        Kind.COUNTER,
-        "Encoder outputs made here: stored, there already, failed, or dropped for want of staging memory.",
-        ("outcome",),
-    ),
-    Metric("kvferry_encoder_saved_bytes_total", Kind.COUNTER, "Bytes of encoder outputs put into the store."),
     # transfer: per peer; read from the engine at each scrape, so that moving data costs nothing for it
     Metric(
         "kvferry_transfer_moved_bytes_total",
@@ -592,7 +422,7 @@ def _lint_one(metric: Metric) -> Iterator[str]:
 _INTRODUCTION = """\
 # Metrics
 
-<!-- Generated from core/kvferry/metrics/table.py by tools/generate_docs.py; do not edit. -->
+<!-- Generated from core/kvferry/metrics by tools/generate_docs.py; do not edit. -->
 
 """
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter
+from collections.abc import Callable
 
 import pytest
 
@@ -194,10 +195,10 @@ class World:
         running = [request for request in live if request.state == "running"]
         if pick < 0.2:
             self.admit()
-        elif pick < 0.24 and live:
-            self.abort(self.random.choice(live))
-        elif pick < 0.3 and running:
-            self.preempt(self.random.choice(running))
+        elif pick < 0.24:
+            self.pick_one(live, self.abort)
+        elif pick < 0.3:
+            self.pick_one(running, self.preempt)
         elif pick < (0.305 if self.store.down is None else 0.35):
             self.store.objects.clear()
             self.store.down = None if self.store.down else UnavailableError("no node")
@@ -207,6 +208,10 @@ class World:
             self.run_a_job()
         else:
             self.step()
+
+    def pick_one(self, requests: list[Request], action: Callable[[Request], None]) -> None:
+        if requests:
+            action(self.random.choice(requests))
 
     def run_a_job(self) -> None:
         queue = self.random.choice([self.lookup_jobs, self.load_jobs, self.save_jobs, self.save_jobs])
