@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+
 import pytest
 
 from engines.engine_lab import Lab, LabEngine
@@ -68,10 +70,14 @@ def test_failed_load_of_a_hybrid_model_is_recomputed(lab: Lab) -> None:
         alone = tokens_of(decode.run(asked, MAX_TOKENS))
         assert decode.call("forget_prefixes")
         params = prefill.prefill(asked)
-        for one in params:
+        wrong = copy.deepcopy(params)
+        for one in wrong:
             one["remote_block_ids"][0][-1] += 1  # another request's block, or nobody's
-        assert tokens_of(decode.run(asked, MAX_TOKENS, params)) == alone
+        assert tokens_of(decode.run(asked, MAX_TOKENS, wrong)) == alone
         assert decode.metric(FAILED) == 3
+        assert decode.call("forget_prefixes")
+        assert tokens_of(decode.run(asked, MAX_TOKENS, params)) == alone  # the leases were left alone
+        assert decode.metric(LOADED) == 3
         decode.all_blocks_free()
         prefill.all_blocks_free(timeout_s=5.0)
 
