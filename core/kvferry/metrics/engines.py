@@ -1,4 +1,4 @@
-"""Metrics that an engine's connector counts; they appear with the engine's prefix, e.g. `vllm:kvferry_...`."""
+"""Metrics that an engine's connector counts, shown with the engine's prefix, e.g. `vllm:kvferry_...`."""
 
 from __future__ import annotations
 
