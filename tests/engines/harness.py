@@ -42,7 +42,7 @@ def vllm_python() -> Path:
 
 
 def model_folder(name: str) -> Path:
-    """The folder of `tiny`, `sliding` or `smollm2`, made if `./test` has not named it."""
+    """The folder of `tiny`, `sliding`, `smollm2` or `audio`, made if `./test` has not named it."""
     named = os.environ.get(f"KVFERRY_MODEL_{name.upper()}")
     return Path(named) if named else ensure_model(name)
 

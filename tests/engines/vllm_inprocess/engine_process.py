@@ -1,8 +1,8 @@
 """Real vLLM engines for tests, without HTTP servers: imports vLLM once, then forks one process per engine.
 
 Runs in the interpreter that holds vLLM and KVFerry. The first process reads lines `{"name", "socket", "llm",
-"kv"}` and forks; each child connects to its unix socket and serves the operations below, one JSON line each,
-stepping its engine in between as a server's loop would.
+"kv", "ec", "events"}` and forks; each child connects to its unix socket and serves the operations below, one
+JSON line each, stepping its engine in between as a server's loop would.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class EngineProcess:
 
     def __init__(self, order: dict[str, Any]) -> None:
         from vllm import LLM
-        from vllm.config import KVTransferConfig
+        from vllm.config import ECTransferConfig, KVEventsConfig, KVTransferConfig
 
         options: dict[str, Any] = {
             "enforce_eager": True,
@@ -50,6 +50,10 @@ class EngineProcess:
         }
         if order["kv"]:
             options["kv_transfer_config"] = KVTransferConfig(kv_connector="KVFerryConnector", **order["kv"])
+        if order.get("ec"):
+            options["ec_transfer_config"] = ECTransferConfig(ec_connector="KVFerryECConnector", **order["ec"])
+        if order.get("events"):
+            options["kv_events_config"] = KVEventsConfig(enable_kv_cache_events=True, **order["events"])
         self.llm = LLM(**options)
         self.engine = self.llm.llm_engine
         self.core = self.engine.engine_core.engine_core
@@ -87,6 +91,7 @@ class EngineProcess:
                     "finish": output.outputs[0].finish_reason,
                     "params": output.kv_transfer_params,
                     "cached": output.num_cached_tokens,
+                    "media": output.ec_transfer_params,
                 }
         if not outputs:
             time.sleep(0.001)
@@ -102,6 +107,54 @@ class EngineProcess:
         )
         salted = {"cache_salt": options["salt"]} if "salt" in options else {}
         self.engine.add_request(id, {"prompt_token_ids": prompt, **salted}, sampling)
+
+    def do_add_sounds(self, id: str, prompt: str, sounds: list[int], max_tokens: int, params: Any) -> None:  # noqa: A002
+        """A prompt with sounds, each a second of a tone that its number tells, rising or not."""
+        import numpy as np
+        from vllm import SamplingParams
+
+        time_s = np.arange(16000) / 16000
+        phases = [100 * each * time_s + 200 * (each % 3) * time_s**2 for each in sounds]
+        tones = [(np.sin(2 * np.pi * each).astype(np.float32), 16000) for each in phases]
+        sampling = SamplingParams(
+            max_tokens=max_tokens,
+            temperature=0,
+            ignore_eos=True,
+            extra_args={"ec_transfer_params": params} if params is not None else None,
+        )
+        self.engine.add_request(id, {"prompt": prompt, "multi_modal_data": {"audio": tones}}, sampling)
+
+    def do_cached_blocks(self) -> dict[str, int]:
+        """The engine's own account of its prefix cache: copies by block hash, as events name blocks."""
+        from vllm.v1.core.kv_cache_utils import get_block_hash, maybe_convert_block_hash
+
+        cached = self.scheduler.kv_cache_manager.block_pool.cached_block_hash_to_block._cache
+        return {
+            str(maybe_convert_block_hash(get_block_hash(key))): len(value) if isinstance(value, dict) else 1
+            for key, value in cached.items()
+        }
+
+    def do_encoder_cache(self) -> list[str]:
+        """What the worker's encoder cache holds, by digest of the medium."""
+        return sorted(self._runner().encoder_cache)
+
+    def do_count_encoded(self) -> int:
+        """How many media the encoder has run on since this was first asked."""
+        runner = self._runner()
+        if not hasattr(runner, "encoded"):
+            runner.encoded = 0
+            run = runner.model.embed_multimodal
+
+            def counting(*args: Any, **kwargs: Any) -> Any:
+                outputs = run(*args, **kwargs)
+                runner.encoded += len(outputs)
+                return outputs
+
+            runner.model.embed_multimodal = counting
+        return int(runner.encoded)
+
+    def _runner(self) -> Any:
+        return self.core.model_executor.driver_worker.worker.model_runner
 
     def do_abort(self, ids: list[str]) -> None:
         self.engine.abort_request(ids)
