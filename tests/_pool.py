@@ -48,6 +48,7 @@ class Memory:
         self.group = GroupMemory(
             np.array([layer.ctypes.data for layer in self.layers], np.uint64),
             np.full(LAYERS, ROW, np.uint64),
+            np.full(LAYERS, ROW, np.uint64),
             blocks,
         )
 

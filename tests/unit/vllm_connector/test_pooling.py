@@ -12,6 +12,7 @@ from _pool import at_once, hashes
 from _vllm_shapes import BLOCK, Blocks, Status, kv_cache_config, kv_caches, request, vllm_config
 from kvferry.config import load_config
 from kvferry.errors import UnsupportedError
+from kvferry.layout import cache_memory
 from kvferry.pool import (
     GroupShape,
     Lookups,
@@ -23,10 +24,10 @@ from kvferry.pool import (
 )
 from kvferry.testing import FakeNetwork
 from kvferry.testing.fake_store import FakeStore
+from kvferry.worker import WorkerHalf
 from kvferry_vllm import _support
-from kvferry_vllm.geometry import build_geometry, layer_memories
+from kvferry_vllm.geometry import Ranks, build_geometry
 from kvferry_vllm.scheduler import EngineFacts, SchedulerHalf
-from kvferry_vllm.worker import WorkerHalf
 
 
 class BlockPool:
@@ -53,15 +54,20 @@ class Engine:
     def __init__(self, network: FakeNetwork, store: FakeStore, *, save_generated: bool = True) -> None:
         self.caches = kv_caches()
         self.block_pool = BlockPool(16)
-        layers = layer_memories(self.caches)
+        memory = cache_memory(self.caches)
         geometry = build_geometry(
-            vllm_config(), kv_cache_config(), layers, tp_rank=0, instruction_set="AVX2", layout="OPAQUE"
+            vllm_config(),
+            kv_cache_config(),
+            memory,
+            ranks=Ranks(),
+            instruction_set="AVX2",
+            measure=lambda _block: "OPAQUE",
         )
         config = load_config({}, environ={})
 
-        def make_pool(_config: Any, memory: Any, _buffers: Any, *, rank: int) -> Any:
+        def make_pool(_config: Any, blocks: Any, _buffers: Any, *, rank: int) -> Any:
             worker = PoolWorker(
-                lambda: store, memory, rank=rank, loads=at_once, saves=at_once, limits=PoolLimits()
+                lambda: store, blocks, rank=rank, loads=at_once, saves=at_once, limits=PoolLimits()
             )
             return SimpleNamespace(worker=worker, start_loads=worker.start_loads, close=lambda: None)
 
@@ -70,7 +76,7 @@ class Engine:
         )
         facts = EngineFacts("e", (BLOCK,), True, True, 30.0, save_generated)
         self.scheduler = SchedulerHalf(facts)
-        self.scheduler.set_workers({0: self.worker.register(layers, geometry)})
+        self.scheduler.set_workers({0: self.worker.register(memory, geometry)})
         keys = PoolKeys(identity_of(geometry, hashing="sha256"), [GroupShape(BLOCK)])
         lookups = Lookups(lambda: store, keys.groups, ranks=1, submit=at_once, timeout_s=1.0)
         front = SimpleNamespace(scheduler=PoolScheduler(keys, lookups, max_held=0), close=lambda: None)
@@ -245,12 +251,12 @@ class TestSupport:
         ],
     )
     def test_who_pools(self, enabled, role, expected):
-        assert _support.pools(enabled, self.config(role)) is expected
+        assert _support.pools(enabled, self.config(role), kv_cache_config()) is expected
 
     def test_hashes_that_differ_from_process_to_process_are_refused(self, monkeypatch):
         monkeypatch.delenv("PYTHONHASHSEED", raising=False)
         with pytest.raises(UnsupportedError, match=r"xxhash.*pool\.enabled"):
-            _support.pools("auto", self.config(algorithm="xxhash"))
-        assert not _support.pools("off", self.config(algorithm="xxhash"))
+            _support.pools("auto", self.config(algorithm="xxhash"), kv_cache_config())
+        assert not _support.pools("off", self.config(algorithm="xxhash"), kv_cache_config())
         monkeypatch.setenv("PYTHONHASHSEED", "7")
-        assert _support.pools("auto", self.config(algorithm="xxhash"))
+        assert _support.pools("auto", self.config(algorithm="xxhash"), kv_cache_config())
