@@ -16,6 +16,7 @@ from kvferry.handoff.messages import (
     Released,
     ReleaseReason,
     Renew,
+    StreamCancel,
     encode_message,
 )
 
@@ -88,6 +89,10 @@ class ControlClient:
         finally:
             with self._lock:
                 del self._waiters[correlation]
+
+    def cancel_stream(self, peer: Peer, stream: str, reason: ReleaseReason) -> None:
+        """Say that nobody wants a prefill under way. Not answered. Raises what `Engine.send` raises."""
+        self._engine.send(peer, encode_message(StreamCancel(stream, reason)), timeout_s=SEND_TIMEOUT_S)
 
     def renew(self, peer: Peer, lease_ids: Sequence[str]) -> None:
         """Ask for more time for `lease_ids`. Raises what `Engine.send` raises."""

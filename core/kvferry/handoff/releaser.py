@@ -11,7 +11,13 @@ from typing import TYPE_CHECKING
 from kvferry.errors import InvalidArgumentError, KVFerryError
 from kvferry.handoff.control import ControlClient
 from kvferry.handoff.messages import ReleaseReason
-from kvferry.handoff.params import LeaseAddress, parse_lease_address
+from kvferry.handoff.params import (
+    LeaseAddress,
+    StreamAddress,
+    names_stream,
+    parse_lease_address,
+    parse_stream,
+)
 from kvferry.handoff.peers import PeerBook
 from kvferry.handoff.service import MessageLoop
 
@@ -40,13 +46,16 @@ class LeaseReleaser:
     async def release_lease(
         self, params: object, reason: ReleaseReason = "aborted", *, timeout_s: float = 1.0
     ) -> bool:
-        """Give back the lease in a prefill engine's `kv_transfer_params`.
+        """Give back the lease in a prefill engine's `kv_transfer_params`, or end the stream that a decode
+        engine's name.
 
-        Returns whether it was still held at every rank. Never raises for bad params or an unreachable prefill
-        engine: the answer is then False, and the lease runs out by itself. Takes at most about `timeout_s`.
+        Returns whether it was still held at every rank, or every rank could be told. Never raises for bad
+        params or an unreachable prefill engine: the answer is then False, and the lease runs out by itself.
+        Takes at most about `timeout_s`.
         """
+        address: LeaseAddress | StreamAddress
         try:
-            address = parse_lease_address(params)
+            address = parse_stream(params) if names_stream(params) else parse_lease_address(params)
         except InvalidArgumentError as error:
             logger.debug("no lease to give back: %s", error)
             return False
@@ -63,15 +72,18 @@ class LeaseReleaser:
         self._loop.close()
 
     def _job(
-        self, address: LeaseAddress, rank: int, reason: ReleaseReason, timeout_s: float
+        self, address: LeaseAddress | StreamAddress, rank: int, reason: ReleaseReason, timeout_s: float
     ) -> Callable[[], bool]:
         def release() -> bool:
             endpoint = address.endpoints[rank]
             try:
                 known = self._peers.reach(address.node_ids[rank], endpoint, timeout_s)
-                return self._control.release(known.peer, address.lease, reason, timeout_s)
+                if isinstance(address, LeaseAddress):
+                    return self._control.release(known.peer, address.lease, reason, timeout_s)
+                self._control.cancel_stream(known.peer, address.stream, reason)
+                return True
             except KVFerryError as error:
-                logger.info("could not give lease %s back at %s: %s", address.lease, endpoint, error)
+                logger.info("could not end %s at %s: %s", address, endpoint, error)
                 return False
 
         return release

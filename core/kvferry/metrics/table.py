@@ -58,8 +58,8 @@ METRICS: tuple[Metric, ...] = (
     Metric(
         "kvferry_router_prefill_total",
         Kind.COUNTER,
-        "Prefill steps by outcome: handed_off, fallback (the decode server computed the prompt), bypassed "
-        "(the request cannot be split).",
+        "Prefill steps by outcome: handed_off, streamed (the decode server read it while it was computed), "
+        "fallback (the decode server computed the prompt), bypassed (the request cannot be split).",
         ("outcome",),
     ),
     Metric(

@@ -12,6 +12,7 @@ from kvferry.router.health import Prober
 from kvferry.router.instances import Instance, Pool, Role
 from kvferry.router.metrics import RouterMetrics
 from kvferry.router.release import Releaser
+from kvferry.router.streaming import StreamBook
 from kvferry.router.upstream import Upstream
 from kvferry.scheduling import InstanceView, Placement, Policy, RequestFeatures, Snapshot
 
@@ -26,6 +27,7 @@ class Core(msgspec.Struct, kw_only=True):
     metrics: RouterMetrics
     releaser: Releaser
     prober: Prober
+    streams: StreamBook
 
     def place(
         self, request: RequestFeatures, prefill: Sequence[Instance], decode: Sequence[Instance]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
-from typing import Any
 
 import aiohttp
 import msgspec
@@ -14,6 +13,7 @@ from kvferry.router.core import Core, Usage, describe
 from kvferry.router.instances import Instance, Role
 from kvferry.router.prefill import note_trouble
 from kvferry.router.protocol import ParsedRequest, decode_body
+from kvferry.router.streaming import Handoff
 from kvferry.router.upstream import BodyReader, Trouble, UpstreamError, read_part
 from kvferry.scheduling import RequestFeatures
 
@@ -48,24 +48,6 @@ class Answer(msgspec.Struct, kw_only=True):
     def status(self) -> int:
         """The HTTP status."""
         return self.response.status
-
-
-class Handoff:
-    """A prefill lease on its way to a decode server; given back unless one took it."""
-
-    def __init__(self, core: Core, params: dict[str, Any] | None) -> None:
-        self.params = params
-        self._core = core
-
-    def taken(self) -> None:
-        """A decode server has generated from it, so it has fetched what it needed."""
-        self.params = None
-
-    def give_back(self, *, rejected: bool) -> None:
-        """Free the blocks: no decode server will fetch them. A second call does nothing."""
-        if self.params is not None:
-            self._core.releaser.release(self.params, "rejected" if rejected else "aborted")
-            self.params = None
 
 
 class DecodeStep:

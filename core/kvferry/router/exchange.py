@@ -10,12 +10,13 @@ import msgspec
 from aiohttp import web
 
 from kvferry.router.core import Core, Usage
-from kvferry.router.decode import Answer, DecodeStep, Handoff, NoDecodeError
+from kvferry.router.decode import Answer, DecodeStep, NoDecodeError
 from kvferry.router.instances import Instance
 from kvferry.router.prefill import PrefillStep
 from kvferry.router.protocol import ParsedRequest, error_body, error_event
 from kvferry.router.relay import EventRelay, StreamBrokenError
 from kvferry.router.scope import Interruption, Scope
+from kvferry.router.streaming import Handoff
 from kvferry.router.upstream import UpstreamError, request_headers, response_headers
 from kvferry.scheduling import RequestFeatures
 
@@ -73,7 +74,7 @@ class Exchange:
             max_output_tokens=parsed.max_output_tokens,
             wants_prefill=parsed.bypass is None,
         )
-        self._handoff = Handoff(core, None)
+        self._handoff = Handoff(core.releaser, None)
         self._out: web.StreamResponse | None = None
         self._relay: EventRelay | None = None
 
@@ -100,9 +101,9 @@ class Exchange:
             core.usable_decode(set()),
         )
         arguments = (core, self.endpoint, self._headers, self._parsed, self._features)
-        params = await PrefillStep(*arguments).run(decode, prefill)
-        self._handoff = Handoff(core, params)
+        self._handoff = await PrefillStep(*arguments).run(decode, prefill)
         self.outcome.phase = "decode"
+        params = self._handoff.params
         if params is not None:
             self.outcome.prefill = str(params.get("remote_engine_id") or "handed_off")
         return await self._decode(DecodeStep(*arguments), decode)

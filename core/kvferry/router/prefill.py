@@ -6,7 +6,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import aiohttp
 from multidict import CIMultiDict
@@ -16,8 +16,12 @@ from kvferry.router.core import Core
 from kvferry.router.instances import Instance
 from kvferry.router.protocol import ParsedRequest, prefill_body, read_handoff
 from kvferry.router.scope import Interruption, Scope
+from kvferry.router.streaming import Handoff, StreamedHandoff
 from kvferry.router.upstream import BodyReader, Trouble, UpstreamError
 from kvferry.scheduling import RequestFeatures
+
+if TYPE_CHECKING:
+    from kvferry.handoff import StreamAddress
 
 logger = logging.getLogger(__name__)
 
@@ -52,31 +56,71 @@ class PrefillStep:
         self._parsed = parsed
         self._features = features
 
-    async def run(self, decode: Instance, first: Instance | None) -> dict[str, Any] | None:
-        """Return the hand-off for the decode server, or None if that server is to compute the prompt.
+    async def run(self, decode: Instance, first: Instance | None) -> Handoff:
+        """Return the hand-off for the decode server; an empty one if that server is to compute the prompt.
 
-        Another prefill server is tried only when the one before cannot have seen the request. Everything that
-        goes wrong ends in None: the decode server then answers the request alone, and says so itself where it
-        is the request that is at fault.
+        Where the prefill server's transfer engine is known, that is at once, and the prefill goes on. Else
+        another prefill server is tried only when the one before cannot have seen the request. Everything that
+        goes wrong ends in the decode server answering the request alone, and it says so itself where it is
+        the request that is at fault.
         """
-        metrics = self._core.metrics
+        metrics, releaser = self._core.metrics, self._core.releaser
         if self._parsed.bypass is not None:
             metrics.count("prefill", "bypassed")
             metrics.count("prefill_bypasses", self._parsed.bypass)
-            return None
+            return Handoff(releaser, None)
         if not self._core.pool.prefill or (first is None and self._core.usable_prefill(set())):
-            return None  # none configured, or the policy decided to do without
+            return Handoff(releaser, None)  # none configured, or the policy decided to do without
+        stream = self._core.streams.begin(first) if first is not None else None
+        if first is not None and stream is not None:
+            return self._start(first, stream)
         started = time.perf_counter()
         try:
             params = await self._try_each(decode, first)
         except NoHandoffError as error:
-            metrics.count("prefill", "fallback")
-            metrics.count("prefill_fallbacks", error.reason)
-            logger.debug("request %r: no hand-off: %s", self._features.request_id, error)
-            return None
-        metrics.count("prefill", "handed_off")
-        metrics.histogram("prefill_seconds").observe(time.perf_counter() - started)
-        return params
+            self._fell_back(error.reason, error)
+            return Handoff(releaser, None)
+        self._handed_off("handed_off", started)
+        return Handoff(releaser, params)
+
+    def _start(self, instance: Instance, stream: StreamAddress) -> Handoff:
+        from kvferry.handoff import build_stream
+
+        handoff = StreamedHandoff(self._core.releaser, build_stream(stream))
+        handoff.attach(self._core.releaser.spawn(self._accompany(instance, stream, handoff)))
+        return handoff
+
+    async def _accompany(self, instance: Instance, stream: StreamAddress, handoff: StreamedHandoff) -> None:
+        """Have a prompt computed that a decode server is reading.
+
+        Nobody else is asked if it fails: the decode server knows of this one only, and computes it itself.
+        """
+        from kvferry.handoff import stream_order
+
+        started = time.perf_counter()
+        try:
+            params = await self._ask(instance, prefill_body(self._parsed, stream_order(stream.stream)))
+        except UpstreamError as error:
+            self._fell_back(error.trouble.value, error)
+            handoff.failed()
+        except NoHandoffError as error:
+            self._fell_back(error.reason, error)
+            handoff.failed()
+        else:
+            if self._core.streams.learn(instance, params, stream):
+                self._handed_off("streamed", started)
+                return
+            self._fell_back("stale_address", f"{instance.name} is not the engine that answered before")
+            self._core.releaser.release(params, "aborted")
+
+    def _handed_off(self, outcome: str, started: float) -> None:
+        self._core.metrics.count("prefill", outcome)
+        self._core.metrics.histogram("prefill_seconds").observe(time.perf_counter() - started)
+
+    def _fell_back(self, reason: str, why: object) -> None:
+        self._core.metrics.count("prefill", "fallback")
+        self._core.metrics.count("prefill_fallbacks", reason)
+        logger.debug("request %r: no hand-off: %s", self._features.request_id, why)
 
     async def _try_each(self, decode: Instance, chosen: Instance | None) -> dict[str, Any]:
         body = prefill_body(self._parsed)
@@ -84,6 +128,7 @@ class PrefillStep:
         while chosen is not None:
             params = await self._try_one(chosen, body)
             if params is not None:
+                self._core.streams.learn(chosen, params)
                 return params
             unreachable.add(chosen)
             chosen, _ = self._core.place(self._features, self._core.usable_prefill(unreachable), [decode])

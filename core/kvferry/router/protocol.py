@@ -162,8 +162,11 @@ def _is_token_list(prompt: list[Any]) -> bool:
     return bool(prompt) and isinstance(prompt[0], int)
 
 
-def prefill_body(request: ParsedRequest) -> bytes:
-    """Build the prefill server's body: the same request, one token, not streamed, kept for a hand-off."""
+def prefill_body(request: ParsedRequest, order: Mapping[str, object] | None = None) -> bytes:
+    """Build the prefill server's body: the same request, one token, not streamed, kept for a hand-off.
+
+    `order` is what else the prefill engine is to be told about the hand-off.
+    """
     fields = dict(request.fields)
     for name in _DROPPED_FOR_PREFILL:
         fields.pop(name, None)
@@ -172,7 +175,7 @@ def prefill_body(request: ParsedRequest) -> bytes:
     if "max_completion_tokens" in fields:
         fields["max_completion_tokens"] = 1
     fields["ignore_eos"] = True
-    fields["kv_transfer_params"] = _PREFILL_PARAMS
+    fields["kv_transfer_params"] = {**_PREFILL_PARAMS, **(order or {})}
     return msgspec.json.encode(fields)
 
 

@@ -75,17 +75,19 @@ class Releaser:
         self._tasks: set[asyncio.Task[None]] = set()
 
     def release(self, params: Mapping[str, Any], reason: ReleaseReason) -> None:
-        """Start giving back the lease named in a prefill server's `kv_transfer_params`."""
+        """Start giving back the lease named in a prefill server's `kv_transfer_params`, or ending the stream
+        named in a decode server's."""
         if self._function is None:
             self._metrics.count("releases", reason, "unsupported")
             return
         self.spawn(self._release(self._function, params, reason))
 
-    def spawn(self, work: Coroutine[Any, Any, None]) -> None:
-        """Run something that outlives its request; it is waited for on shutdown."""
+    def spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        """Run something that outlives its request, or ends with it; it is waited for on shutdown."""
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+        return task
 
     async def settle(self, timeout_s: float) -> None:
         """Wait for what is running, and what that starts, then cancel the rest; at most twice as long."""

@@ -22,6 +22,7 @@ from kvferry.router.health import Prober
 from kvferry.router.instances import Pool
 from kvferry.router.metrics import RouterMetrics
 from kvferry.router.release import NativeReleaser, ReleaseFunction, Releaser, open_native_releaser
+from kvferry.router.streaming import StreamBook
 from kvferry.router.upstream import Upstream
 from kvferry.scheduling import Policy, RoundRobin
 
@@ -87,6 +88,8 @@ class RouterServer:
             metrics=metrics,
             releaser=Releaser(function, metrics),
             prober=Prober(self._pool, upstream, options.health_interval_s, options.connect_timeout_s),
+            # Without the means to say that a prefill failed, its decode server would wait in vain.
+            streams=StreamBook(enabled=options.handoff == "auto" and function is not None),
         )
         self._front = Front(core)
         # handler_cancellation: a client that closes its connection cancels its handler, which closes the

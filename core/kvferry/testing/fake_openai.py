@@ -54,13 +54,19 @@ class Call(msgspec.Struct, kw_only=True):
 
 
 class Leases:
-    """The blocks that prefill engines keep, across all fake engines of a test."""
+    """The blocks that prefill engines keep, across all fake engines of a test, and what they stream.
+
+    `cancelled` streams are those that the router gave up; `followed` those that a decode engine has read.
+    """
 
     def __init__(self) -> None:
         self._numbers = itertools.count(1)
+        self._streams: dict[str, asyncio.Future[str | None]] = {}  # its lease, once finished; None: cancelled
         self.open: set[str] = set()
         self.loaded: list[str] = []
         self.released: list[tuple[str, str]] = []
+        self.cancelled: list[tuple[str, str]] = []
+        self.followed: list[str] = []
 
     def grant(self, role_url: str) -> dict[str, Any]:
         """Open a lease and return the pull-mode parameters that name it."""
@@ -79,6 +85,36 @@ class Leases:
             "kvferry": {"lease": lease},
         }
 
+    def grant_from(self, node_id: str, stream: str | None) -> dict[str, Any]:
+        """Open a lease of an engine that says who it is; it is the end of the stream, if any."""
+        params = self.grant(node_id)
+        lease = f"{0:016x}.{len(self.loaded) + len(self.open)}.{next(self._numbers):032x}"
+        self.open.remove(params["kvferry"]["lease"])
+        self.open.add(lease)
+        params["kvferry"] = {"lease": lease, "node_ids": [node_id], "endpoints": ["127.0.0.1:9"]}
+        if stream is not None:
+            end = self._end_of(stream)
+            if end.done():  # cancelled: nobody reads
+                self.open.remove(lease)
+            else:
+                end.set_result(lease)
+        return params
+
+    async def follow(self, params: Mapping[str, Any], served_by: str | None) -> None:
+        """Read a stream to its end as a decode engine does, which computes the prompt itself if it fails."""
+        part = params["kvferry"]
+        if part["node_ids"] != [served_by]:
+            return
+        lease = await asyncio.shield(self._end_of(part["stream"]))
+        if lease in self.open:
+            self.open.remove(lease)
+            self.followed.append(part["stream"])
+
+    def _end_of(self, stream: str) -> asyncio.Future[str | None]:
+        if stream not in self._streams:
+            self._streams[stream] = asyncio.get_running_loop().create_future()
+        return self._streams[stream]
+
     def load(self, params: Mapping[str, Any]) -> None:
         """End a lease as a decode engine does that has read the blocks; fails if it is not open."""
         lease = params["kvferry"]["lease"]
@@ -87,11 +123,22 @@ class Leases:
 
     async def release(self, params: Mapping[str, Any], reason: str) -> bool:
         """Stand in for `kvferry.handoff.LeaseReleaser.release_lease`."""
+        if "stream" in params["kvferry"]:
+            return self._cancel(params["kvferry"]["stream"], reason)
         lease = params["kvferry"]["lease"]
         held = lease in self.open
         self.open.discard(lease)
         self.released.append((lease, reason))
         return held
+
+    def _cancel(self, stream: str, reason: str) -> bool:
+        self.cancelled.append((stream, reason))
+        end = self._end_of(stream)
+        if end.done():
+            self.open.discard(end.result() or "")
+        else:
+            end.set_result(None)
+        return True
 
 
 class FakeServer:
@@ -107,6 +154,8 @@ class FakeServer:
         self.calls: list[Call] = []
         self.health_status = 200
         self.health_hold: asyncio.Event | None = None
+        self.node_id = ""  # of its transfer engine; empty: it does not say
+        self.prefill: FakeServer | None = None  # whose streams it can follow
         self.port = 0
         self._host = host
         self._arrived = asyncio.Condition()
@@ -200,7 +249,12 @@ class FakeServer:
         params = call.body.get("kv_transfer_params") or {}
         handed_off = None
         if params.get("do_remote_decode") and behaviour.hand_off:
-            handed_off = self.leases.grant(self.url)
+            stream = params.get("kvferry", {}).get("stream")
+            handed_off = (
+                self.leases.grant_from(self.node_id, stream) if self.node_id else self.leases.grant(self.url)
+            )
+        elif "stream" in params.get("kvferry", {}):
+            await self.leases.follow(params, self.prefill.node_id if self.prefill else None)
         elif params.get("do_remote_prefill"):
             self.leases.load(params)
         if call.body.get("stream"):

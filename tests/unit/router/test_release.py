@@ -67,7 +67,7 @@ async def test_a_refused_request_frees_the_prefill_engines_blocks_at_once(
     for server in (p, d):
         await server.start()
     d.behaviour = Behaviour(status=400)
-    router = RouterServer(RouterOptions(port=0, prefill=(p.url,), decode=(d.url,)))
+    router = RouterServer(RouterOptions(port=0, handoff="pull", prefill=(p.url,), decode=(d.url,)))
     await router.start()
     try:
         async with aiohttp.ClientSession() as client:
