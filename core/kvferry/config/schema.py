@@ -88,6 +88,29 @@ class RouterOptions(Options, frozen=True, kw_only=True):
             "computed. `pull`: the decode server always gets it after the prefill server has finished."
         ),
     ] = "auto"
+    prefill_events: Annotated[
+        tuple[str, ...],
+        Meta(
+            description="Where the prefill servers publish their KV cache events (vLLM: "
+            "`--kv-events-config`), in the order of `prefill`, e.g. `ipc:///run/vllm/p0` or "
+            "`tcp://10.0.0.1:5557`. A request then goes where most of its prompt is cached, among equally "
+            "loaded servers. Needs the extra `events`. Empty: none listened to."
+        ),
+    ] = ()
+    prefill_replays: Annotated[
+        tuple[str, ...],
+        Meta(
+            description="Where they answer for events that were missed (`replay_endpoint`), likewise. "
+            "Without it, a router that starts late, or misses an event, knows less than they hold."
+        ),
+    ] = ()
+    prefix_timeout_s: Annotated[
+        float,
+        _seconds(
+            "Time allowed for a prefill server to tokenize a prompt that is given as text; without an "
+            "answer, nobody counts as having any of it."
+        ),
+    ] = 0.25
     request_timeout_s: Annotated[
         float, _seconds("Time allowed for a whole request, from its arrival to the last byte of the answer.")
     ] = 600.0

@@ -120,6 +120,31 @@ METRICS: tuple[Metric, ...] = (
         ("role", "backend"),
     ),
     Metric(
+        "kvferry_router_kv_events_total",
+        Kind.COUNTER,
+        "What the KV cache events of a prefill server came to: batches taken in, gaps in their numbers, "
+        "replays asked for, malformed messages, disconnects.",
+        ("backend", "event"),
+    ),
+    Metric(
+        "kvferry_router_prefix_blocks",
+        Kind.GAUGE,
+        "KV blocks that a prefill server is known to hold.",
+        ("backend",),
+    ),
+    Metric(
+        "kvferry_router_prefix_complete",
+        Kind.GAUGE,
+        "1 if these are all that it holds, 0 if it may hold more.",
+        ("backend",),
+    ),
+    Metric(
+        "kvferry_router_prefix_lookups_total",
+        Kind.COUNTER,
+        "Prompts looked up in the prefix index: hit, miss, or unknown (no token ids).",
+        ("outcome",),
+    ),
+    Metric(
         "kvferry_router_backend_up",
         Kind.GAUGE,
         "1 while requests are placed on a server, else 0.",

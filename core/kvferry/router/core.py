@@ -11,6 +11,7 @@ from kvferry.config.schema import RouterOptions
 from kvferry.router.health import Prober
 from kvferry.router.instances import Instance, Pool, Role
 from kvferry.router.metrics import RouterMetrics
+from kvferry.router.prefixes import Prefixes
 from kvferry.router.release import Releaser
 from kvferry.router.streaming import StreamBook
 from kvferry.router.upstream import Upstream
@@ -28,6 +29,7 @@ class Core(msgspec.Struct, kw_only=True):
     releaser: Releaser
     prober: Prober
     streams: StreamBook
+    prefixes: Prefixes | None = None
 
     def place(
         self, request: RequestFeatures, prefill: Sequence[Instance], decode: Sequence[Instance]
@@ -83,6 +85,8 @@ class Core(msgspec.Struct, kw_only=True):
         for instance in self.pool:
             gauge = self.metrics.gauge("backend_up", instance.role.value, instance.name)
             gauge.set(int(instance.usable))
+        if self.prefixes is not None:
+            self.prefixes.publish()
 
 
 class Usage(msgspec.Struct):

@@ -95,6 +95,7 @@ class Exchange:
 
     async def _serve(self) -> web.StreamResponse:
         core = self._core
+        await self._look_up_prefix()
         prefill, decode = core.place(
             self._features,
             core.usable_prefill(set()) if self._features.wants_prefill else [],
@@ -107,6 +108,14 @@ class Exchange:
         if params is not None:
             self.outcome.prefill = str(params.get("remote_engine_id") or "handed_off")
         return await self._decode(DecodeStep(*arguments), decode)
+
+    async def _look_up_prefix(self) -> None:
+        """Learn who has how much of the prompt, where that can make a difference."""
+        core = self._core
+        servers = core.usable_prefill(set()) if self._features.wants_prefill else []
+        if core.prefixes is not None and len(servers) > 1:
+            hits = await core.prefixes.hits(self._parsed, self._headers, servers)
+            self._features = msgspec.structs.replace(self._features, prefix_tokens=hits)
 
     async def _decode(self, step: DecodeStep, instance: Instance) -> web.StreamResponse:
         while True:

@@ -15,16 +15,17 @@ import msgspec
 from aiohttp import web
 
 from kvferry.config import RouterOptions, TransferOptions
-from kvferry.errors import ConfigError, ResourceExhaustedError
+from kvferry.errors import ConfigError, KVFerryError, ResourceExhaustedError
 from kvferry.router.app import Front
 from kvferry.router.core import Core
 from kvferry.router.health import Prober
 from kvferry.router.instances import Pool
 from kvferry.router.metrics import RouterMetrics
+from kvferry.router.prefixes import Prefixes
 from kvferry.router.release import NativeReleaser, ReleaseFunction, Releaser, open_native_releaser
 from kvferry.router.streaming import StreamBook
 from kvferry.router.upstream import Upstream
-from kvferry.scheduling import Policy, RoundRobin
+from kvferry.scheduling import LongestPrefix, Policy, RoundRobin
 
 logger = logging.getLogger(__name__)
 
@@ -36,7 +37,8 @@ class RouterServer:
     """One listening router. All methods belong to one event loop.
 
     `transfer` are the settings of the engine by which unused prefill leases are given back; `policy` chooses
-    instances (default: round robin); `release_lease` replaces that engine.
+    instances (default: by prefix with `prefill_events`, else round robin); `release_lease` replaces that
+    engine.
     """
 
     def __init__(
@@ -50,7 +52,7 @@ class RouterServer:
         self.options = options
         self.port = 0
         self._pool = Pool(options.prefill, options.decode, time.monotonic)
-        self._policy = policy or RoundRobin()
+        self._policy = policy or (LongestPrefix() if options.prefill_events else RoundRobin())
         self._transfer = transfer or TransferOptions()
         self._release_lease = release_lease
         self._native_releaser: NativeReleaser | None = None
@@ -73,13 +75,16 @@ class RouterServer:
         return self._core
 
     async def start(self) -> None:
-        """Listen. Raises `ConfigError` (settings) or `ResourceExhaustedError` (the port is in use)."""
+        """Listen. Raises `ConfigError` (settings), `ResourceExhaustedError` (the port is in use), or
+        `UnsupportedError` (KV events without ZeroMQ).
+        """
         options, metrics = self.options, RouterMetrics()
         function = self._release_lease
         if function is None and options.prefill:
             self._native_releaser = await asyncio.to_thread(open_native_releaser, self._transfer)
             function = self._native_releaser.release if self._native_releaser else None
         upstream = Upstream(options.connect_timeout_s)
+        prefixes = await self._listen_to_events(upstream, metrics)
         self._core = core = Core(
             options=options,
             pool=self._pool,
@@ -87,6 +92,7 @@ class RouterServer:
             upstream=upstream,
             metrics=metrics,
             releaser=Releaser(function, metrics),
+            prefixes=prefixes,
             prober=Prober(self._pool, upstream, options.health_interval_s, options.connect_timeout_s),
             # Without the means to say that a prefill failed, its decode server would wait in vain.
             streams=StreamBook(enabled=options.handoff == "auto" and function is not None),
@@ -112,6 +118,17 @@ class RouterServer:
         if not _is_loopback(options.host):
             logger.warning("listening on %s: anyone who reaches this address can use the engines", self.url)
 
+    async def _listen_to_events(self, upstream: Upstream, metrics: RouterMetrics) -> Prefixes | None:
+        if not self.options.prefill_events:
+            return None
+        try:
+            return Prefixes(self.options, self._pool, upstream, metrics)
+        except KVFerryError:
+            await upstream.close()
+            if self._native_releaser is not None:
+                await asyncio.to_thread(self._native_releaser.close)
+            raise
+
     async def stop(self, drain_timeout_s: float | None = None) -> None:
         """Stop listening, let requests finish for the time allowed, end the rest, close everything.
 
@@ -136,6 +153,8 @@ class RouterServer:
         await runner.cleanup()
         await self._core.prober.stop()
         await self._core.releaser.settle(AFTERMATH_S)
+        if self._core.prefixes is not None:
+            await self._core.prefixes.close()
         await self._core.upstream.close()
         if self._native_releaser is not None:
             await asyncio.to_thread(self._native_releaser.close)

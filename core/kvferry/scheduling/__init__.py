@@ -4,20 +4,24 @@ from __future__ import annotations
 
 from kvferry.scheduling.policy import (
     InstanceView,
+    LongestPrefix,
     NoPlacementError,
     Placement,
     Policy,
     RequestFeatures,
     RoundRobin,
     Snapshot,
+    longest_prefix,
 )
 
 __all__ = [
     "InstanceView",
+    "LongestPrefix",
     "NoPlacementError",
     "Placement",
     "Policy",
     "RequestFeatures",
     "RoundRobin",
     "Snapshot",
+    "longest_prefix",
 ]

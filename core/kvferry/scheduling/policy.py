@@ -7,6 +7,7 @@ Whatever a policy wants to know about time or load is a field that the caller fi
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 import msgspec
@@ -23,7 +24,8 @@ class RequestFeatures(msgspec.Struct, frozen=True, kw_only=True):
 
     Sizes are in bytes of the request body, since the router does not tokenize. `wants_prefill` is false for a
     request that cannot be split (or whose prefill has already failed): the placement must then name no
-    prefill instance.
+    prefill instance. `prefix_tokens`: how many of the prompt's first tokens a prefill instance has in its
+    cache, by URL; those that are not named have none, as far as the caller knows.
     """
 
     request_id: str
@@ -31,6 +33,7 @@ class RequestFeatures(msgspec.Struct, frozen=True, kw_only=True):
     body_bytes: int = 0
     max_output_tokens: int | None = None
     wants_prefill: bool = True
+    prefix_tokens: Mapping[str, int] = {}
 
 
 class InstanceView(msgspec.Struct, frozen=True, kw_only=True):
@@ -85,3 +88,30 @@ class RoundRobin:
         prefill = snapshot.prefill[snapshot.prefill_turn % len(snapshot.prefill)].url
         # An engine that plays both roles and is chosen for both has nothing to hand to itself.
         return Placement(decode=decode, prefill=None if prefill == decode else prefill)
+
+
+def longest_prefix(
+    instances: Sequence[InstanceView], prefix_tokens: Mapping[str, int], turn: int
+) -> InstanceView:
+    """Return, among the instances with the fewest requests, one with the most of the prompt in its cache.
+
+    `instances` must not be empty; those that are equal take turns.
+    """
+    fewest = min(one.in_flight for one in instances)
+    idlest = [one for one in instances if one.in_flight == fewest]
+    longest = max(prefix_tokens.get(one.url, 0) for one in idlest)
+    best = [one for one in idlest if prefix_tokens.get(one.url, 0) == longest]
+    return best[turn % len(best)]
+
+
+class LongestPrefix:
+    """Prefills where most of the prompt is cached, among equally loaded instances; decodes in turn."""
+
+    def choose(self, request: RequestFeatures, snapshot: Snapshot) -> Placement:
+        """Return the instances; see `Policy.choose`."""
+        placement = RoundRobin().choose(request, snapshot)
+        if not request.wants_prefill or not snapshot.prefill:
+            return placement
+        best = longest_prefix(snapshot.prefill, request.prefix_tokens, snapshot.prefill_turn)
+        prefill = None if best.url == placement.decode else best.url
+        return Placement(decode=placement.decode, prefill=prefill)

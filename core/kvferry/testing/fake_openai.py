@@ -156,6 +156,8 @@ class FakeServer:
         self.health_hold: asyncio.Event | None = None
         self.node_id = ""  # of its transfer engine; empty: it does not say
         self.prefill: FakeServer | None = None  # whose streams it can follow
+        self.tokenized: list[dict[str, Any]] = []
+        self.tokenize_hold: asyncio.Event | None = None
         self.port = 0
         self._host = host
         self._arrived = asyncio.Condition()
@@ -173,6 +175,7 @@ class FakeServer:
         app = web.Application(client_max_size=1 << 30)
         app.router.add_post("/v1/completions", self._serve)
         app.router.add_post("/v1/chat/completions", self._serve)
+        app.router.add_post("/tokenize", self._tokenize)
         app.router.add_get("/v1/models", self._list_models)
         app.router.add_get("/health", self._health)
         self._runner = web.AppRunner(app, handler_cancellation=True, access_log=None, shutdown_timeout=0.1)
@@ -215,6 +218,15 @@ class FakeServer:
         return web.json_response(
             {"object": "list", "data": [{"id": name, "object": "model"} for name in self.models]}
         )
+
+    async def _tokenize(self, request: web.Request) -> web.Response:
+        """One token for each byte of the text."""
+        body = msgspec.json.decode(await request.read())
+        self.tokenized.append(body)
+        if self.tokenize_hold is not None:
+            await self.tokenize_hold.wait()
+        text = body.get("prompt") or "".join(str(each["content"]) for each in body["messages"])
+        return web.json_response({"tokens": list(text.encode())})
 
     async def _serve(self, request: web.Request) -> web.StreamResponse:
         raw = await request.read()

@@ -8,11 +8,13 @@ import pytest
 
 from kvferry.scheduling import (
     InstanceView,
+    LongestPrefix,
     NoPlacementError,
     Placement,
     RequestFeatures,
     RoundRobin,
     Snapshot,
+    longest_prefix,
 )
 
 REQUEST = RequestFeatures(request_id="r")
@@ -57,3 +59,33 @@ def test_an_engine_does_not_hand_to_itself() -> None:
 def test_no_decode_instance_is_an_error() -> None:
     with pytest.raises(NoPlacementError, match="no decode instance"):
         RoundRobin().choose(REQUEST, Snapshot(prefill=views("p0")))
+
+
+def loaded(**in_flight: int) -> tuple[InstanceView, ...]:
+    return tuple(InstanceView(url=url, in_flight=count) for url, count in in_flight.items())
+
+
+def test_the_longest_prefix_wins_among_the_idlest() -> None:
+    hits = {"a": 64, "b": 128, "c": 4096}
+    assert longest_prefix(loaded(a=1, b=1, c=2), hits, 0).url == "b"
+    assert longest_prefix(loaded(a=1, b=1, c=1), hits, 0).url == "c"
+    assert longest_prefix(loaded(a=0, b=1, c=1), hits, 5).url == "a"
+    assert longest_prefix(loaded(d=0, a=0), hits, 1).url == "a", "what is not named has nothing"
+
+
+def test_equal_ones_take_turns() -> None:
+    chosen = [longest_prefix(loaded(a=0, b=0, c=0), {"a": 32, "c": 32}, turn).url for turn in range(4)]
+    assert chosen == ["a", "c", "a", "c"]
+    assert [longest_prefix(loaded(a=0, b=0), {}, turn).url for turn in range(3)] == ["a", "b", "a"]
+
+
+def test_prefixes_choose_the_prefill_side_only() -> None:
+    snapshot = Snapshot(prefill=views("p0", "p1"), decode=views("d0", "p1"), prefill_turn=0, decode_turn=0)
+    request = RequestFeatures(request_id="r", prefix_tokens={"p1": 32, "d0": 99})
+    assert LongestPrefix().choose(request, snapshot) == Placement(prefill="p1", decode="d0")
+    turned = Snapshot(prefill=views("p0", "p1"), decode=views("d0", "p1"), decode_turn=1)
+    assert LongestPrefix().choose(request, turned) == Placement(decode="p1"), "it has what it needs itself"
+    assert LongestPrefix().choose(DECODE_ONLY, snapshot) == Placement(decode="d0")
+    assert LongestPrefix().choose(REQUEST, Snapshot(decode=views("d0"))) == Placement(decode="d0")
+    with pytest.raises(NoPlacementError):
+        LongestPrefix().choose(REQUEST, Snapshot(prefill=views("p0")))
