@@ -1,4 +1,4 @@
-"""What of vLLM's code KVFerry's connectors implement, call and read, as JSON: `test_interface.py` compares it.
+"""What KVFerry's connectors implement, call and read of vLLM, as JSON; `test_interface.py` compares it.
 
 Run in the interpreter that holds vLLM and KVFerry:
 
@@ -23,8 +23,9 @@ FUNCTIONS = {
 DATA = ["AttentionSpec", "MLAAttentionSpec", "SlidingWindowSpec", "ChunkedLocalAttentionSpec", "MambaSpec"]
 DATA += ["KVCacheGroupSpec", "KVCacheConfig"]
 USED_FIELDS = {
-    "block_size", "num_kv_heads", "head_size", "head_size_v", "kv_quant_mode", "max_tp_shards", "num_head_slots",
-    "sliding_window", "attention_chunk_size", "shapes", "mamba_type", "mamba_cache_mode", "tp_replicated",
+    "block_size", "num_kv_heads", "head_size", "head_size_v", "kv_quant_mode", "max_tp_shards",
+    "num_head_slots", "sliding_window", "attention_chunk_size", "shapes", "mamba_type", "mamba_cache_mode",
+    "tp_replicated",
     "layer_names", "kv_cache_spec", "host_resident", "enable_kv_transfer", "num_blocks", "kv_cache_groups",
     "kv_cache_layout", "kv_cache_specs",
 }  # fmt: skip

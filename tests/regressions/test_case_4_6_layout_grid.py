@@ -9,6 +9,7 @@ import pytest
 
 import _kvgrid as kvgrid
 from _engines import engine_pair, move
+from _ranks import Engine, Setup, Shape, transfer
 from kvferry.errors import GeometryMismatchError
 from kvferry.layout import check_compatible, map_blocks
 
@@ -51,6 +52,26 @@ def test_every_element_of_the_grid_arrives_where_it_belongs(transport):
                 region.unregister()
             pairs += 1
     assert pairs == 3 * 3 * 4 * 9
+
+
+@pytest.mark.parametrize(("ours", "theirs"), list(itertools.product((1, 2, 4, 8), repeat=2)))
+def test_every_element_arrives_whatever_the_tensor_parallel_sizes(ours, theirs):
+    """Heads of 1, 2 and 8; layouts and block sizes take turns, so that all of their pairs occur."""
+    turns = itertools.product(("LBNHC", "LBHNC"), ("LBNHC", "LBHNC"), (16, 32, 64), (16, 32, 64))
+    pairs = list(turns)[ours + 4 * theirs :: 5]
+    for index, (near_form, far_form, near_size, far_size) in enumerate(pairs):
+        shapes = (Shape("full", 2, (1, 2, 8)[index % 3]),)
+        dtype = ("bfloat16", "fp8_e4m3")[index % 2]
+        near = Engine(shapes, Setup(ours, (0,), near_size, near_form, dtype))
+        far = Engine(shapes, Setup(theirs, (0,), far_size, far_form, dtype))
+        rng = np.random.default_rng(index)
+        blocks = [[rng.permutation(np.arange(1, 24))[: TOKENS // size]] for size in (near_size, far_size)]
+        far.write(blocks[1], TOKENS)
+        transfer(near, far, (blocks[0], blocks[1]), 0, TOKENS)
+        for rank, name, where, values in near.cells(blocks[0], TOKENS):
+            np.testing.assert_array_equal(
+                near.read(rank, name, where), values, err_msg=f"{near.setup} <- {far.setup}"
+            )
 
 
 def test_every_other_pair_is_refused_by_name():
