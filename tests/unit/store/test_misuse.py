@@ -222,7 +222,17 @@ def test_a_forked_child_can_neither_use_the_store_nor_take_pins_of_its_parent(st
 
 
 def test_all_calls_can_be_awaited(store: Store) -> None:
-    at_once = {"aio", "close", "counters", "error", "members", "prefetch", "register", "unregister"}
+    at_once = {
+        "aio",
+        "close",
+        "counters",
+        "error",
+        "members",
+        "own_endpoint",
+        "prefetch",
+        "register",
+        "unregister",
+    }
     from_addresses = {"put_runs", "get_runs_into"}
     calls = {name for name in dir(Store) if not name.startswith("_")} - at_once - from_addresses
     assert calls == {name for name in dir(type(store.aio)) if not name.startswith("_")}

@@ -47,6 +47,27 @@ Status check_key(std::string_view key) {
           "a key has 1 to " + std::to_string(kMaxKeyBytes) + " bytes, this one has " + std::to_string(key.size())};
 }
 
+// A key as messages name it.
+std::string called(std::string_view key) {
+  constexpr std::size_t kShown = 64;
+  const std::string_view begin = key.substr(0, kShown);
+  const bool text = std::ranges::all_of(begin, [](char byte) { return byte >= ' ' && byte <= '~'; });
+  std::string shown = text ? "\"" + std::string(begin) : "hex:";
+  for (const char byte : text ? std::string_view() : begin) {
+    constexpr std::string_view kDigits = "0123456789abcdef";
+    const auto bits = static_cast<unsigned char>(byte);
+    shown += kDigits[bits >> 4];
+    shown += kDigits[bits & 15];
+  }
+  if (key.size() > kShown) shown += "...";
+  return "key " + shown + (text ? "\"" : "");
+}
+
+// So that who reads the error of one of many knows whose it is.
+void name_key(std::string_view key, Status* status) {
+  if (!status->ok()) *status = status->with_context(called(key));
+}
+
 Status check_tags(const std::vector<std::string>& tags) {
   if (tags.size() > kMaxTags) {
     return {Code::kInvalidArgument, "at most " + std::to_string(kMaxTags) + " tags are possible"};
@@ -93,7 +114,10 @@ class StoreClient final : public Store {
     store::put(core_, offers, until(options.timeout));
     std::vector<PutResult> out;
     out.reserve(offers.size());
-    for (Offer& offer : offers) out.push_back(std::move(offer.result));
+    for (std::size_t i = 0; i < keys.size(); ++i) {
+      name_key(keys[i], &offers[i].result.status);
+      out.push_back(std::move(offers[i].result));
+    }
     return out;
   }
 
@@ -116,7 +140,10 @@ class StoreClient final : public Store {
     store::get(core_, wants, until(options.timeout));
     std::vector<GetResult> out;
     out.reserve(wants.size());
-    for (Want& want : wants) out.push_back(std::move(want.result));
+    for (std::size_t i = 0; i < keys.size(); ++i) {
+      name_key(keys[i], &wants[i].result.status);
+      out.push_back(std::move(wants[i].result));
+    }
     return out;
   }
 
@@ -129,6 +156,7 @@ class StoreClient final : public Store {
     want.offset = offset;
     want.whole = false;
     store::get(core_, {&want, 1}, until(options.timeout));
+    name_key(key, &want.result.status);
     return want.result;
   }
 
@@ -152,6 +180,12 @@ class StoreClient final : public Store {
 
   Result<View> view(std::string_view key, const ReadOptions& options) override {
     KVF_RETURN_IF_ERROR(check_key(key));
+    auto found = view_in_place(key, options);
+    if (!found.ok()) return found.status().with_context(called(key));
+    return found;
+  }
+
+  Result<View> view_in_place(std::string_view key, const ReadOptions& options) {
     const ObjectId id = core_.ids.of(key);
     const Deadline deadline = until(options.timeout);
     KVF_ASSIGN_OR_RETURN(const std::shared_ptr<Home> home, core_.home(deadline));
@@ -173,8 +207,10 @@ class StoreClient final : public Store {
   }
 
   std::vector<Status> remove(std::span<const std::string_view> keys, const ReadOptions& options) override {
-    return for_good_keys<Status>(
+    auto out = for_good_keys<Status>(
         keys, [&](std::span<const ObjectId> ids) { return store::remove(core_, ids, until(options.timeout)); });
+    for (std::size_t i = 0; i < keys.size(); ++i) name_key(keys[i], &out[i]);
+    return out;
   }
 
   Result<std::uint64_t> remove_tag(std::string_view tag, const ReadOptions& options) override {
