@@ -10,12 +10,13 @@ from typing import Any
 import pytest
 
 from engines.engine_lab import Lab, LabEngine
-from engines.harness import until
+from engines.harness import model_folder, until
 from engines.vllm_inprocess.prompts import BLOCK, MAX_TOKENS, numbered, prompts, tokens_of
 from kvferry.store import Store
 from kvferry.testing.nodes import NodeChild
 
-pytestmark = pytest.mark.engine
+# Several engines start in some of these, and machines may be slow.
+pytestmark = [pytest.mark.engine, pytest.mark.timeout(400)]
 
 HITS = "external_prefix_cache_hits_total"
 LOADED = "kvferry_pool_loads_total|loaded"
@@ -37,12 +38,12 @@ def pooled_tokens(prompt: list[int]) -> int:
 @pytest.fixture
 def alone(tmp_path: Path) -> Mapping[str, Any]:
     """Options of an engine that finds no node."""
-    return {"cluster.directory": str(tmp_path), "store.dram": 256 << 20}
+    return {"cluster.directory": str(tmp_path), "store.dram": 96 << 20}
 
 
 @pytest.fixture
 def node(tmp_path: Path) -> Iterator[NodeChild]:
-    with NodeChild(tmp_path, "--dram", "256MiB") as started:
+    with NodeChild(tmp_path, "--dram", "96MiB") as started:
         yield started
 
 
@@ -232,6 +233,33 @@ def test_preempted_requests_go_on(lab: Lab, reference, alone) -> None:
         assert metrics["num_preemptions_total"] > 0
         assert metrics[LOADED] >= 4
         assert metrics.get(FAILED, 0) == 0
+
+
+def test_layers_with_a_sliding_window(lab: Lab, alone) -> None:
+    """Two KV cache groups: of the one with a window only what is still looked at is saved and loaded."""
+    asked = numbered(4, 400)
+    model = str(model_folder("sliding"))
+    with lab.engine(None, model=model) as single:
+        expected = tokens_of(single.run(asked, MAX_TOKENS))
+    with lab.engine("kv_both", options=alone, model=model) as engine:
+        assert tokens_of(engine.run(asked, MAX_TOKENS)) == expected
+        settled(engine)
+        assert tokens_of(engine.run(asked, MAX_TOKENS)) == expected
+        assert engine.metric(HITS) == 4 * pooled_tokens(asked[0])
+        assert engine.metric(FAILED) == 0
+        engine.all_blocks_free()
+
+
+def test_a_node_that_stands_still_holds_nothing_up(lab: Lab, reference, tmp_path: Path) -> None:
+    asked = numbered(4, 150)
+    options = {"cluster.directory": str(tmp_path), "pool.save_timeout_s": 2, "pool.load_timeout_s": 2}
+    with NodeChild(tmp_path, "--dram", "64MiB") as node, lab.engine("kv_both", options=options) as engine:
+        engine.run(asked[:2], MAX_TOKENS)
+        settled(engine)
+        node.pause()
+        assert tokens_of(engine.run(asked, MAX_TOKENS)) == reference.tokens(asked)
+        settled(engine)
+        node.resume()
 
 
 @pytest.mark.slow
