@@ -298,6 +298,56 @@ class TestProducer:
         assert params["tp_size"] == 2
         assert (params["remote_host"], params["remote_port"]) == ("::1", 1)
 
+    def test_stages_come_before_ranks(self):
+        scheduler = half()
+        workers = {
+            (stage, rank): WorkerAddress(f"a{stage}{rank}b" * 8, f"127.0.0.1:{stage}{rank}")
+            for rank in (1, 0)
+            for stage in (1, 0)
+        }
+        scheduler.set_workers(workers, stages=2)
+        _, params = scheduler.request_finished(self.finished(), ([4, 5, 6],))
+        ports = [endpoint.rpartition(":")[2] for endpoint in params["kvferry"]["endpoints"]]
+        assert ports == ["00", "01", "10", "11"]
+        assert (params["tp_size"], params["pp_size"]) == (2, 2)
+        address = parse_remote_prefill(json.loads(json.dumps(params))).address
+        assert (address.tp_size, address.pp_size) == (2, 2)
+
+    def test_groups_with_blocks_of_their_own_size_are_handed_off_each(self):
+        """Full attention, a window whose first blocks are given up, and one state for all tokens."""
+        facts = EngineFacts("engine", (BLOCK, BLOCK, 4096), True, True, 30.0)
+        scheduler = SchedulerHalf(facts)
+        scheduler.set_workers({0: WorkerAddress("1" * 32, ENDPOINT)})
+        _, params = scheduler.request_finished(self.finished(), ([4, 5, 6, 9], [0, 0, 7], [8]))
+        assert params["remote_block_ids"] == [[4, 5, 6], [0, 0, 7], [8]]
+        offer = parse_remote_prefill(json.loads(json.dumps(params)))
+        taker = SchedulerHalf(facts)
+        taker.on_new_request(asked := request("d1", prompt(70), json.loads(json.dumps(params))))
+        assert taker.matched_tokens(asked, BLOCK) == (70 - BLOCK, True)
+        taker.after_alloc(asked, _Groups([1, 2, 3], [0, 0, 5], [6]), 70 - BLOCK)
+        (load,) = taker.take_orders().handoff.loads
+        assert load.local_block_ids == ((2, 3), (0, 5), (6,))
+        assert load.remote.block_ids == offer.block_ids
+
+    def test_the_last_token_is_left_out_of_a_prompt_whose_state_must_not_hold_it(self):
+        scheduler = SchedulerHalf(EngineFacts("engine", (BLOCK,), True, True, 30.0, withheld=1))
+        scheduler.set_workers({0: WorkerAddress("1" * 32, ENDPOINT)})
+        asked = self.finished()
+        asked._all_token_ids = list(asked.prompt_token_ids)
+        scheduler.on_new_request(asked)
+        assert asked.num_prompt_tokens == len(asked.prompt_token_ids) == len(asked._all_token_ids) == 69
+        _, params = scheduler.request_finished(asked, ([4, 5, 6],))
+        assert params["remote_num_tokens"] == 69
+        taker = half()
+        taker.on_new_request(whole := request("d1", prompt(70), json.loads(json.dumps(params))))
+        assert taker.matched_tokens(whole, 0) == (69, True)
+
+    @pytest.mark.parametrize("params", [None, {"do_remote_prefill": False}])
+    def test_prompts_that_are_answered_here_are_not_shortened(self, params):
+        scheduler = SchedulerHalf(EngineFacts("engine", (BLOCK,), True, True, 30.0, withheld=1))
+        scheduler.on_new_request(asked := request("r1", prompt(70), params))
+        assert asked.num_prompt_tokens == len(asked.prompt_token_ids) == 70
+
     def test_loaded_then_handed_on(self):
         """A request may be loaded here and handed off again: kv_both."""
         scheduler = half()
@@ -310,6 +360,14 @@ class TestProducer:
         held, handed_on = scheduler.request_finished(asked, ([7, 8, 9],))
         assert held
         assert handed_on["remote_block_ids"] == [[7, 8, 9]]
+
+
+class _Groups:
+    def __init__(self, *ids: list[int]) -> None:
+        self.ids = ids
+
+    def get_block_ids(self) -> tuple[list[int], ...]:
+        return self.ids
 
 
 def test_orders_travel_between_processes():
