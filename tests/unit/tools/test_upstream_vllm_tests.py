@@ -7,7 +7,8 @@ from tools import upstream_vllm_tests as tool
 REPORT = """<testsuites><testsuite>
 <testcase classname="tests.unit.test_error_propagation" name="test_good"/>
 <testcase classname="tests.unit.test_error_propagation" name="test_skipped"><skipped/></testcase>
-<testcase classname="tests.unit.test_remote_prefill_lifecycle" name="test_p_side_chunked_prefill_mamba"><failure/></testcase>
+<testcase classname="tests.unit.test_remote_prefill_lifecycle" name="test_p_side_chunked_prefill_mamba">
+<failure/></testcase>
 {more}</testsuite></testsuites>"""
 
 
