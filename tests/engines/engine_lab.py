@@ -146,26 +146,31 @@ class Lab:
         policy: str | None = None,
         ec: Params | None = None,
         events: Params | None = None,
+        kv: Params | None = None,
         **llm: Any,
     ) -> LabEngine:
-        """Start an engine. `role` None: without a connector. `options`: kv_connector_extra_config.
+        """Start an engine. `role` None: without a connector. `options`: kv_connector_extra_config. `kv`: all
+        of vLLM's KV transfer configuration, for another connector.
 
         `ec` and `events`: of vLLM's configurations of the encoder cache and of KV events.
         """
         self._count += 1
         name = f"{role or 'single'}{self._count}"
         path, log = self._folder / f"{name}.sock", self._folder / f"{name}.log"
-        kv: dict[str, Any] = {}
+        transfer: dict[str, Any] = dict(kv or {})
         if role:
-            kv = {"kv_role": role, "kv_connector_extra_config": {"log.level": "debug", **(options or {})}}
+            transfer = {
+                "kv_role": role,
+                "kv_connector_extra_config": {"log.level": "debug", **(options or {})},
+            }
         if policy:
-            kv["kv_load_failure_policy"] = policy
+            transfer["kv_load_failure_policy"] = policy
         with socket.socket(socket.AF_UNIX) as listener:
             listener.bind(str(path))
             listener.listen(1)
             listener.settimeout(START_S)
             model = {"model": str(model_folder("tiny")), **llm}
-            order = {"name": name, "socket": str(path), "log": str(log), "llm": model, "kv": kv}
+            order = {"name": name, "socket": str(path), "log": str(log), "llm": model, "kv": transfer}
             pid = self._fork({**order, "ec": ec, "events": events})
             try:
                 conn, _ = listener.accept()

@@ -49,7 +49,9 @@ class EngineProcess:
             **order["llm"],
         }
         if order["kv"]:
-            options["kv_transfer_config"] = KVTransferConfig(kv_connector="KVFerryConnector", **order["kv"])
+            options["kv_transfer_config"] = KVTransferConfig(
+                **{"kv_connector": "KVFerryConnector", **order["kv"]}
+            )
         if order.get("ec"):
             options["ec_transfer_config"] = ECTransferConfig(ec_connector="KVFerryECConnector", **order["ec"])
         if order.get("events"):
@@ -155,6 +157,15 @@ class EngineProcess:
 
     def _runner(self) -> Any:
         return self.core.model_executor.driver_worker.worker.model_runner
+
+    def do_timed(self, prompts: list[list[int]], max_tokens: int) -> float:
+        """Answer prompts, nothing else going on; return the seconds it took."""
+        started = time.monotonic()
+        for index, prompt in enumerate(prompts):
+            self.do_add(f"timed-{started}-{index}", prompt, None, max_tokens=max_tokens)
+        while self.scheduler.has_unfinished_requests():
+            self.engine.step()
+        return time.monotonic() - started
 
     def do_abort(self, ids: list[str]) -> None:
         self.engine.abort_request(ids)
