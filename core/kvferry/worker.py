@@ -7,6 +7,7 @@ Runs in the model runner's step: `start_step` and `take_ended` only queue and co
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
@@ -21,12 +22,18 @@ from kvferry.transfer import Engine
 
 logger = logging.getLogger(__name__)
 
+IDLE_WAIT_S = 0.005
+IDLE_POLL_S = 0.0003
+
 
 class StepOrders(msgspec.Struct, frozen=True):
-    """What the scheduler tells its workers in one step; pickles. `pool` None: this engine does not pool."""
+    """What the scheduler tells its workers in one step; pickles. `pool` None: this engine does not pool.
+    `idle`: nothing is computed in this step.
+    """
 
     handoff: HandoffOrders
     pool: PoolOrders | None = None
+    idle: bool = False
 
 
 class Ended(NamedTuple):
@@ -66,6 +73,7 @@ class WorkerHalf:
         self._handoff: HandoffWorker | None = None
         self._pool: PoolBack | None = None
         self._parts = LoadParts()
+        self._idle = False
         self._results: list[LoadResult] = []  # for the statistics
         self._pool_loads: list[PoolLoad] = []
 
@@ -113,6 +121,7 @@ class WorkerHalf:
     def start_step(self, orders: StepOrders) -> None:
         """Carry out the scheduler's orders, except for saves; returns at once."""
         handoff = self._started()
+        self._idle = orders.idle
         self._parts.begin(load.request_id for load in orders.handoff.loads)
         self._parts.begin(load.request_id for load in orders.handoff.stream_loads)
         handoff.carry_out(orders.handoff)
@@ -127,7 +136,23 @@ class WorkerHalf:
             self._pool.worker.start_saves(orders.pool)
 
     def take_ended(self) -> Ended:
-        """Return what ended since the last call."""
+        """Return what ended since the last call.
+
+        In a step that computes nothing, wait a moment for what is under way: an engine that steps on and on
+        meanwhile takes the processor from the threads that it waits for.
+        """
+        ended = self._collect()
+        if self._idle:
+            until = time.monotonic() + IDLE_WAIT_S
+            while not any(ended) and self._under_way() and time.monotonic() < until:
+                time.sleep(IDLE_POLL_S)
+                ended = self._collect()
+        return ended
+
+    def _under_way(self) -> bool:
+        return self._parts.pending or (self._pool is not None and self._pool.worker.saving)
+
+    def _collect(self) -> Ended:
         handoff = self._started()
         results = handoff.take_results()
         pooled = [] if self._pool is None else self._pool.worker.take_results()

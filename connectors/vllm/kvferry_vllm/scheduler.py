@@ -50,6 +50,7 @@ class SchedulerHalf:
             lease_s=facts.lease_s,
         )
         self._front: PoolFront | None = None
+        self._idle = False  # whether the step computes nothing
         self._requests: dict[str, Any] = {}  # those whose blocks may be saved
         self._streamed: dict[str, Any] = {}  # those whose progress is announced
         self._plans: dict[str, _Plan] = {}  # as of the last question
@@ -140,6 +141,7 @@ class SchedulerHalf:
 
     def scheduled(self, scheduler_output: Any) -> None:
         """Save the blocks that this step fills, and announce them."""
+        self._idle = not scheduler_output.num_scheduled_tokens
         if self._front is None and not self._streamed:
             return
         state = scheduler_output.kv_connector_block_state
@@ -193,7 +195,7 @@ class SchedulerHalf:
     def take_orders(self) -> StepOrders:
         """Return this step's orders and begin anew."""
         pool = None if self._front is None else self._front.scheduler.take_orders()
-        return StepOrders(self._handoff.take_orders(), pool)
+        return StepOrders(self._handoff.take_orders(), pool, self._idle)
 
     def take_counts(self) -> tuple[dict[str, int], dict[str, int]]:
         """Return what was counted since the last call, by hand-offs and by the pool."""

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from kvferry.errors import KVFerryError
+from kvferry.errors import DeadlineExceededError, KVFerryError
 from kvferry.handoff import WarningThrottle
 from kvferry.pool.keys import GroupShape, names_of
 
@@ -40,7 +40,8 @@ class Lookups:
     """Questions of one engine, by request id. Thread-safe; nothing blocks for longer than `GRACE_S`.
 
     `submit` runs a job on another thread. `store` returns the store, or raises `KVFerryError`. A question
-    without an answer after `timeout_s` counts as "nothing there".
+    without an answer after `timeout_s` counts as "nothing there". `local` returns the store if this machine
+    alone can answer, so that asking takes microseconds and no thread is needed, else None.
     """
 
     def __init__(
@@ -51,12 +52,14 @@ class Lookups:
         ranks: int,
         submit: Callable[[Callable[[], None]], bool],
         timeout_s: float,
+        local: Callable[[], Any] = lambda: None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._store = store
         self._groups = tuple(groups)
         self._ranks = tuple(range(ranks))
         self._submit = submit
+        self._local = local
         self._timeout_s = timeout_s
         self._clock = clock
         self._lock = threading.Lock()
@@ -69,6 +72,9 @@ class Lookups:
         question = _Question(keys, self._clock() + self._timeout_s)
         with self._lock:
             self._questions[request_id] = question
+        store = self._local() if any(keys) else None
+        if store is not None and self._find(question, lambda: store, GRACE_S):
+            return
         if not any(keys) or not self._submit(lambda: self._run(question)):
             question.done.set()
 
@@ -108,21 +114,31 @@ class Lookups:
             return counts
 
     def _run(self, question: _Question) -> None:
+        if not self._find(question, self._store, question.deadline - self._clock()):
+            self._settle(question, "late")
+
+    def _find(self, question: _Question, store: Callable[[], Any], timeout_s: float) -> bool:
+        """Ask; False if there was no time for an answer."""
+        outcome = "failed"
         try:
-            left_s = question.deadline - self._clock()
-            if left_s > 0:
-                question.tokens = longest_hit(
-                    self._store(), self._groups, question.keys, self._ranks, timeout_s=left_s
-                )
+            if timeout_s <= 0:
+                return False
+            question.tokens = longest_hit(
+                store(), self._groups, question.keys, self._ranks, timeout_s=timeout_s
+            )
             outcome = "hit" if question.tokens else "miss"
+        except DeadlineExceededError:
+            return False
         except KVFerryError as error:
-            outcome = "failed"
             logger.log(self._warnings.level(error.code), "the pool could not be asked: %s", error)
-        finally:
-            question.done.set()
+        self._settle(question, outcome)
+        return True
+
+    def _settle(self, question: _Question, outcome: str) -> None:
         with self._lock:
             if not question.late:
                 self._counts[f"lookups|{outcome}"] += 1
+        question.done.set()
 
 
 def longest_hit(

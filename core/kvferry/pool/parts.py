@@ -17,6 +17,11 @@ class LoadParts:
         for request_id in request_ids:
             self._pending[request_id] = self._pending.get(request_id, 0) + 1
 
+    @property
+    def pending(self) -> bool:
+        """Whether a part is expected."""
+        return bool(self._pending)
+
     def end(self, parts: Iterable[tuple[str, bool]]) -> tuple[set[str], set[str]]:
         """Take ended parts, each with whether it failed; return the requests whose load has ended, and which
         of these failed, in whatever part.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -42,12 +43,15 @@ class PoolFront:
         self._link = StoreLink(lambda: embedded if embedded is not None else open_store(config))
         if embedded is not None:
             self._link.get()
+        else:  # attach before the first request needs it
+            self._threads.submit(self._attach)
         lookups = Lookups(
             self._link.get,
             keys.groups,
             ranks=keys.ranks,
             submit=self._threads.submit,
             timeout_s=config.pool.lookup_timeout_s,
+            local=self._local,
         )
         node = "" if embedded is None else embedded.own_endpoint
         self.scheduler = PoolScheduler(keys, lookups, max_held=0, node=node)
@@ -66,6 +70,15 @@ class PoolFront:
         self.scheduler.forget_saved()
         logger.info("removed %d blocks from the pool", removed)
         return True
+
+    def _attach(self) -> None:
+        with contextlib.suppress(KVFerryError):  # it has been logged, and is tried again
+            self._link.get()
+
+    def _local(self) -> Any:
+        """The store if it can be asked in place: one node, whose index lies in shared memory."""
+        store = self._link.ready()
+        return store if store is not None and len(store.members) == 1 else None
 
     def close(self) -> None:
         """Stop asking, and end the node if it is ours; idempotent."""

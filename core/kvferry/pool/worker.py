@@ -106,6 +106,7 @@ class PoolWorker:
         self._loads: dict[str, _Load] = {}
         self._results: list[PoolLoad] = []
         self._saved: Counter[int] = Counter()
+        self._saves_running = 0
         self._counts: Counter[str] = Counter()
         self._warnings = WarningThrottle(clock=clock)
 
@@ -129,9 +130,17 @@ class PoolWorker:
     def start_saves(self, orders: PoolOrders) -> None:
         """Begin the saves of a step; to be called when the step has written its blocks."""
         deadline = self._clock() + self._limits.save_timeout_s
+        with self._lock:
+            self._saves_running += len(orders.saves)
         for job in orders.saves:
             if not self._submit_save(functools.partial(self._run_save, job, orders.tag, deadline)):
                 self._end_save(job)
+
+    @property
+    def saving(self) -> bool:
+        """Whether saves are under way and none waits to be taken note of."""
+        with self._lock:
+            return self._saves_running > 0 and not self._saved
 
     def take_results(self) -> list[PoolLoad]:
         """Return the loads that ended since the last call, each once."""
@@ -259,6 +268,7 @@ class PoolWorker:
     def _end_save(self, job: SaveJob) -> None:
         with self._lock:
             self._saved[job.job_id] += 1
+            self._saves_running -= 1
 
     def _batches(self, spans: Sequence[BlockSpan]) -> Iterator[BlockSpan]:
         """Cut spans into pieces of at most `BATCH_BYTES`, at least one block each."""

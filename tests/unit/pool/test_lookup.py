@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from _pool import BLOCK, Later, at_once, hashes, keys
-from kvferry.errors import UnavailableError
+from kvferry.errors import DeadlineExceededError, UnavailableError
 from kvferry.pool import GroupShape, Lookups, longest_hit, names_of
 from kvferry.pool.lookup import first_block
 from kvferry.store import Runs
@@ -92,6 +92,26 @@ class TestLookups:
         assert asked.answer("r").tokens is None
         later.run()
         assert asked.answer("r").tokens == 2 * BLOCK
+
+    def test_asked_in_place_where_this_machine_alone_can_answer(self):
+        store, made, later = FakeStore(), keys().of_blocks(0, HASHES), Later()
+        put(store, made[:2])
+        asked = Lookups(
+            lambda: store, [FULL], ranks=1, submit=later.submit, timeout_s=5.0, local=lambda: store
+        )
+        asked.ask("r", [made])
+        assert not later.jobs
+        assert asked.answer("r").tokens == 2 * BLOCK
+        store.down = DeadlineExceededError("slow")  # then a thread asks again, with more time
+        asked.ask("s", [made])
+        assert asked.answer("s").tokens is None
+        store.down = None
+        later.run()
+        assert asked.answer("s").tokens == 2 * BLOCK
+        store.down = UnavailableError("gone")
+        asked.ask("t", [made])
+        assert asked.answer("t").tokens == 0
+        assert asked.take_counts() == {"lookups|hit": 2, "lookups|failed": 1}
 
     def test_too_late_counts_as_nothing_whatever_comes_then(self):
         store, made, later, now = FakeStore(), keys().of_blocks(0, HASHES), Later(), [0.0]

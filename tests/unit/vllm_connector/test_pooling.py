@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import threading
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
-from _pool import at_once, hashes
+from _pool import Later, at_once, hashes
 from _vllm_shapes import BLOCK, Blocks, Status, kv_cache_config, kv_caches, request, vllm_config
 from kvferry.config import load_config
 from kvferry.errors import UnsupportedError
@@ -231,6 +232,24 @@ def test_a_request_that_vllm_refused_is_not_looked_up(engines):
     assert first.scheduler.matched_tokens(one, 0) == (0, False)
     first.scheduler.request_finished(one, ([],))
     assert first.scheduler.take_counts() == ({}, {})
+
+
+def test_an_idle_step_waits_a_moment_for_what_is_under_way(network, monkeypatch):
+    monkeypatch.setattr("kvferry.worker.IDLE_WAIT_S", 60.0)
+    engine = Engine(network, FakeStore())
+    assert engine.step() == (set(), set(), set())  # nothing is under way
+    loads = Later()
+    engine.worker._pool.worker._submit_load = loads.submit
+    computed(engine, "a", 70, [4, 5, 6])
+    one = asked("b", 70)
+    engine.scheduler.on_new_request(one)
+    engine.scheduler.matched_tokens(one, 0)
+    engine.scheduler.after_alloc(one, Blocks([9, 10, 11]), 64)
+    timer = threading.Timer(0.05, loads.run_all)
+    timer.start()
+    assert engine.step().received == {"b"}
+    timer.join()
+    engine.worker.close()
 
 
 class TestSupport:
