@@ -368,6 +368,9 @@ class StreamReceiver:
                 transfer = self._engine.submit(plan, timeout_s=self._transfer_timeout_s)
                 early.add(transfer, dict.fromkeys(regions, end))
                 self._counts["early_pulls"] += 1
+                logger.debug(
+                    "early request=%s tokens=%d..%d layers=%d", load.request_id, begin, end, len(layers)
+                )
         except KVFerryError as error:
             self._give_up(incoming, error)
         return True
@@ -426,6 +429,7 @@ class StreamReceiver:
             return
         self._forget(incoming)
         self._counts["streams_handed_over"] += 1
+        logger.debug("finished request=%s in_flight=%d", load.request_id, incoming.early.in_flight())
         self._consumer.submit(
             LoadRequest(
                 load.request_id,

@@ -115,7 +115,7 @@ class StreamTable:
         self._lease_s = lease_s
         self._clock = clock
         self._streams: OrderedDict[str, _Stream] = OrderedDict()
-        self._running: list[tuple[_Stream, int]] = []  # the present step's chunks
+        self._running: list[tuple[str, _Stream, int]] = []  # the present step's chunks
         self._dirty: set[str] = set()
         self._counts: Counter[str] = Counter()
 
@@ -147,18 +147,20 @@ class StreamTable:
                 for follower in stream.followers.values():
                     follower.begin_anew(self._layers)
             stream.blocks.extend(chunk.blocks)
-            self._running.append((stream, chunk.end_token))
+            self._running.append((chunk.stream, stream, chunk.end_token))
             self._dirty.add(chunk.stream)
 
     def layer_written(self, layer: int) -> None:
         """The present step has written this layer for all its tokens."""
-        for stream, end_token in self._running:
+        for name, stream, end_token in self._running:
             stream.ends[layer] = end_token
+            self._dirty.add(name)
 
     def end_step(self) -> None:
         """The present step has written every layer."""
-        for stream, end_token in self._running:
+        for name, stream, end_token in self._running:
             stream.ends = [end_token] * self._layers
+            self._dirty.add(name)
         self._running = []
 
     def finish(self, ending: Ending) -> None:
@@ -167,7 +169,7 @@ class StreamTable:
         if stream is None or stream.ending is not None:
             self._counts["unknown_notices"] += 1
             return
-        self._running = [one for one in self._running if one[0] is not stream]
+        self._running = [one for one in self._running if one[1] is not stream]
         stream.ending = ending
         stream.until = self._clock() + self._lease_s
         if ending.remote is None:

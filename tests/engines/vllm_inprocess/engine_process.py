@@ -238,7 +238,7 @@ class EngineProcess:
         found: dict[str, float] = {}
         for metric in REGISTRY.collect():
             for sample in metric.samples:
-                if sample.name.endswith(("_total", "_count")) and sample.name.startswith("vllm:"):
+                if sample.name.endswith(("_total", "_count", "_sum")) and sample.name.startswith("vllm:"):
                     labels = {
                         key: value
                         for key, value in sample.labels.items()
