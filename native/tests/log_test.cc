@@ -344,7 +344,14 @@ TEST_F(LogTest, RefusesOptionsThatMakeNoSense) {
 
 TEST_F(LogTest, MakesTheDirectoryAndSaysHowItReadsAndWrites) {
   LogOptions deep = options();
-  deep.directory = folder_.file("a/b/c");
+  deep.directory = folder_.file("a/b");
+  const auto nowhere = Log::open(deep, [](const LogRecord&, const LogPlace&) {});
+  EXPECT_EQ(nowhere.status().code(), Code::kNotFound) << nowhere.status().to_string();
+  EXPECT_NE(nowhere.status().message().find(deep.directory + ": cannot be made, for the directory that it should"),
+            std::string::npos)
+      << nowhere.status().message();
+  EXPECT_FALSE(std::filesystem::exists(folder_.file("a")));
+  std::filesystem::create_directory(folder_.file("a"));
   open(deep);
   EXPECT_NE(log_->note().find("; by "), std::string::npos) << log_->note();
   log_.reset();

@@ -28,7 +28,7 @@ Status LocalStoreImpl::bring_back(Lock& lock, const ObjectId& id, Slot slot, Dea
 Status LocalStoreImpl::load(Lock& lock, const ObjectId& id, Slot slot, Deadline deadline) {
   const std::uint64_t pin_word = table_->pin_word_of(slot);
   const std::uint64_t bytes = table_->entry(slot).held.bytes;
-  KVF_ASSIGN_OR_RETURN(const std::vector<Place> places, make_room(lock, bytes, deadline));
+  KVF_ASSIGN_OR_RETURN(const std::vector<Place> places, make_room(lock, bytes, deadline, Purpose::kLoad));
   // Making room takes time: it may have gone.
   const auto at = table_->holds(pin_word) ? table_->log_place(slot) : std::nullopt;
   if (!at) {

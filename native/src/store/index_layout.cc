@@ -3,6 +3,7 @@
 #include <time.h>
 
 #include <algorithm>
+#include <string>
 
 namespace kvferry::store {
 namespace {
@@ -14,17 +15,31 @@ constexpr std::uint64_t kFewestObjects = 16u << 10;
 constexpr std::uint64_t kMostObjects = 1ull << 31;
 constexpr std::uint64_t kSlotsPerList = 32;  // memory is seldom so fragmented that a value needs a list of places
 
+std::uint64_t objects_of(const NodeOptions& options) {
+  if (options.max_objects != 0) return options.max_objects;
+  std::uint64_t objects = options.dram_bytes / kDramBytesPerObject;
+  if (!options.ssd_directory.empty()) objects += options.ssd_bytes / kSsdBytesPerObject;
+  return std::max(objects, kFewestObjects);
+}
+
 }  // namespace
 
+std::string IndexShape::advice(const NodeOptions& options) {
+  const std::string objects = std::to_string(objects_of(options)) + " objects";
+  if (options.max_objects != 0) return "the index of " + objects + " (--max-objects, store.max_objects)";
+  return "the index of " + objects + ", one for each 64 KiB of --ssd and 8 KiB of --dram (if values are larger than " +
+         "that, say how many there are at most with --max-objects, store.max_objects; else make --ssd smaller)";
+}
+
+Status IndexShape::check(const NodeOptions& options) {
+  if (objects_of(options) <= kMostObjects) return {};
+  return {Code::kInvalidArgument,
+          advice(options) + ": it describes " + std::to_string(kMostObjects) + " objects at most"};
+}
+
 IndexShape IndexShape::of(const NodeOptions& options) {
-  std::uint64_t objects = options.max_objects;
-  if (objects == 0) {
-    objects = options.dram_bytes / kDramBytesPerObject;
-    if (!options.ssd_directory.empty()) objects += options.ssd_bytes / kSsdBytesPerObject;
-    objects = std::max(objects, kFewestObjects);
-  }
   IndexShape shape;
-  shape.slots = std::min(objects, kMostObjects);
+  shape.slots = std::min(objects_of(options), kMostObjects);
   shape.buckets = std::bit_ceil(shape.slots);
   shape.scattered = shape.slots / kSlotsPerList + 16;
   return shape;

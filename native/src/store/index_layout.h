@@ -15,6 +15,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <span>
+#include <string>
 
 #include "kvferry/object_id.h"
 #include "kvferry/store.h"
@@ -98,6 +99,9 @@ struct IndexShape {
   std::uint64_t scattered = 0;
 
   static IndexShape of(const NodeOptions& options);
+  // How many objects that would be without the limit, and what to do if it, or its memory, is too much; for users.
+  static Status check(const NodeOptions& options);
+  static std::string advice(const NodeOptions& options);
   std::uint64_t buckets_at() const { return sizeof(IndexHeader); }
   std::uint64_t slots_at() const { return (buckets_at() + buckets * sizeof(IndexBucket) + 63) / 64 * 64; }
   std::uint64_t scattered_at() const { return slots_at() + slots * sizeof(IndexSlot); }

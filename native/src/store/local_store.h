@@ -86,12 +86,17 @@ class LocalStore {
  public:
   static std::uint64_t index_bytes(const NodeOptions& options);
   static std::uint64_t pins_bytes(const NodeOptions& options);
+  // kInvalidArgument: more objects than an index describes. What it says, and about_index(), tells users what to
+  // change.
+  static Status check_index(const NodeOptions& options);
+  static std::string about_index(const NodeOptions& options);
   static constexpr std::uint32_t kMaxClients = 256;
 
   static Result<std::unique_ptr<LocalStore>> create(LocalStoreOptions options);
   virtual ~LocalStore() = default;
 
-  // Makes room by eviction if need be, waiting for SSD writes until `deadline`, for nothing else. kResourceExhausted:
+  // Makes room by eviction if need be. Where objects leave memory for SSD or another node it waits for that until
+  // `deadline` (kDeadlineExceeded), and drops none unless the disk fails or stands still. kResourceExhausted:
   // everything is pinned or reserved now (the message says how much, and to try again), and then nothing was evicted
   // for it; kOutOfRange: larger than all memory; kInvalidArgument. Two reservations of one id may be under way at once;
   // the first commit wins. When the lease ends, the put is over, but its memory is kept until the session aborts it or

@@ -35,6 +35,10 @@ Status unknown_put(PutId put) {
 
 std::uint64_t LocalStore::index_bytes(const NodeOptions& options) { return IndexShape::of(options).bytes(); }
 
+Status LocalStore::check_index(const NodeOptions& options) { return IndexShape::check(options); }
+
+std::string LocalStore::about_index(const NodeOptions& options) { return IndexShape::advice(options); }
+
 std::uint64_t LocalStore::pins_bytes(const NodeOptions&) { return kPinsBytes + kQuickBytes; }
 
 Result<std::unique_ptr<LocalStore>> LocalStore::create(LocalStoreOptions options) {
@@ -71,7 +75,8 @@ Status LocalStoreImpl::start(std::shared_ptr<log::Disk> disk) {
     ssd_ = std::move(*opened);
     prefetching_ = std::thread([this] { prefetching(); });
   }
-  if (tiers()) tiering_ = std::thread([this] { tiering(); });
+  const std::size_t movers = !tiers() ? 0 : options_.demote_to_remote ? 1 : kMovers;  // others are asked one by one
+  for (std::size_t i = 0; i < movers; ++i) tiering_.emplace_back([this] { tiering(); });
   upkeep_ = std::thread([this] { upkeep(); });
   return {};
 }
@@ -87,9 +92,10 @@ void LocalStoreImpl::close() {
        {&upkeep_wanted_, &tiering_wanted_, &prefetch_wanted_, &room_made_, &loaded_}) {
     waiting->notify_all();
   }
-  for (std::thread* thread : {&upkeep_, &tiering_, &prefetching_}) {
+  for (std::thread* thread : {&upkeep_, &prefetching_}) {
     if (thread->joinable()) thread->join();
   }
+  for (std::thread& thread : tiering_) thread.join();
   if (ssd_) ssd_->close();
 }
 
@@ -117,6 +123,7 @@ Retired LocalStoreImpl::give_up(Slot slot) {
 void LocalStoreImpl::release(Reservation& put) {
   memory_.give_back(put.places, put.object.bytes);
   if (!put.ended) table_->give_slot(put.slot);
+  room_changed();
 }
 
 Result<Reserved> LocalStoreImpl::reserve(Session session, const NewObject& object, Deadline deadline) {
@@ -130,7 +137,7 @@ Result<Reserved> LocalStoreImpl::reserve(Session session, const NewObject& objec
     reserved.existing = table_->entry(*slot).held;
     return reserved;
   }
-  KVF_ASSIGN_OR_RETURN(reserved.places, make_room(lock, object.bytes, deadline));
+  KVF_ASSIGN_OR_RETURN(reserved.places, make_room(lock, object.bytes, deadline, Purpose::kPut));
   auto slot = make_slot();
   if (!slot.ok()) {
     memory_.give_back(reserved.places, object.bytes);
@@ -160,6 +167,7 @@ Result<bool> LocalStoreImpl::commit(Session session, PutId put, const ContentDig
   if (ssd_ && options_.ssd_write == WriteMode::kWriteThrough && !reservation.object.extra) {
     await_write(reservation.object.id);
   }
+  room_changed();
   return true;
 }
 

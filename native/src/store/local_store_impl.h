@@ -58,8 +58,7 @@ class LocalStoreImpl final : public LocalStore {
   void close() override;
 
  private:
-  // A put waits for writes to SSD so long; then objects are dropped that the disk was too slow for.
-  static constexpr milliseconds kPatience{250};
+  static constexpr std::size_t kMovers = 2;  // one puts a batch together while the other one's is being written
 
   using Lock = std::unique_lock<std::mutex>;
   using DroppedCallback = std::function<void(std::span<const ObjectId>)>;
@@ -74,7 +73,9 @@ class LocalStoreImpl final : public LocalStore {
   Pinned pin_in_memory(Session session, Slot slot);
 
   // room.cc, under the lock, which they may let go of for a while.
-  Result<std::vector<Place>> make_room(Lock& lock, std::uint64_t bytes, Deadline deadline);
+  enum class Purpose { kPut, kLoad };
+  Result<std::vector<Place>> make_room(Lock& lock, std::uint64_t bytes, Deadline deadline, Purpose purpose);
+  std::optional<std::vector<Place>> take_room(std::uint64_t bytes, Purpose purpose);
   Result<Slot> make_slot();
   bool could_fit(std::uint64_t bytes) const;
   std::uint64_t evict(std::uint64_t bytes, std::size_t most_objects);
@@ -84,6 +85,7 @@ class LocalStoreImpl final : public LocalStore {
   void retire(std::vector<Retired> batch);
   void drain_accesses();
   Status no_room(std::uint64_t bytes) const;
+  Status no_room_yet(std::uint64_t bytes) const;
   // Offers are as good as free: they can be taken back at once.
   std::uint64_t used_bytes() const {
     return memory_.arenas().capacity() - memory_.arenas().free_bytes() - quick_.bytes();
@@ -91,23 +93,31 @@ class LocalStoreImpl final : public LocalStore {
   bool above_high_water() const { return used_bytes() > high_water_; }
   void call_for_upkeep(bool needed);
 
-  // tiering.cc: out of memory, to SSD or another node. By the thread of that name, but for what puts and removals call.
-  bool wait_for_tiering(Lock& lock, std::uint64_t bytes, Deadline until);
+  // tiering.cc: out of memory, to SSD or another node. By the threads of that name, but for what puts and removals
+  // call.
+  enum class Waited { kChanged, kStuck, kLate };
+  bool nothing_moves();
+  Waited wait_for_tiering(Lock& lock, std::uint64_t bytes, Deadline until);
   void call_for_tiering();
+  void room_changed();
   void tiering();
   bool tiers() const { return ssd_ != nullptr || options_.demote_to_remote; }
   struct Departure {
     Slot slot = kNoSlot;
     std::uint64_t pin_word = 0;
     ObjectId id;
+    std::uint64_t bytes = 0;  // of memory
     SsdTier::Write write;
     bool to_log = false;
     bool taken = false;  // by another node
     std::optional<Result<LogPlace>> place;
   };
-  void let_go_while_needed(Lock& lock);
-  std::size_t let_go(Lock& lock, std::uint64_t bytes);
+  std::uint64_t batch_bytes() const;
+  std::uint64_t surplus();
+  bool move_some(Lock& lock);
+  std::size_t let_go(Lock& lock);
   std::size_t write_through(Lock& lock);
+  void take_along(Slot slot, bool to_log, std::vector<Departure>* batch);
   Departure departure_of(Slot slot) const;
   void move_out(Lock& lock, std::vector<Departure>& batch, bool demote);
   void settle(std::vector<Departure>& batch, bool leave);
@@ -116,6 +126,7 @@ class LocalStoreImpl final : public LocalStore {
   void await_write(const ObjectId& id);
   void erase_now(Lock& lock, const ObjectId& id);
   void erase_from_log(Lock& lock);
+  void adapt_batch(Clock::duration took);
 
   // bring_back.cc: from SSD into memory.
   Status bring_back(Lock& lock, const ObjectId& id, Slot slot, Deadline deadline);
@@ -166,18 +177,24 @@ class LocalStoreImpl final : public LocalStore {
   std::shared_ptr<const DemoteCallback> on_demote_;
 
   bool tiering_called_ = false;
-  std::uint64_t wanted_bytes_ = 0;                                   // that puts wait for
-  std::optional<Clock::time_point> writing_since_;                   // a batch is being written out
-  std::uint64_t tiering_rounds_ = 0;                                 // grows with each batch that went out
-  std::uint64_t loading_bytes_ = 0;                                  // memory for objects that are being read in
-  int full_rounds_ = 0;                                              // in which the log took nothing for want of room
+  std::uint64_t wanted_bytes_ = 0;              // that puts and loads wait for
+  std::uint64_t loads_want_ = 0;                // that loads wait for, which go before puts
+  std::uint64_t leaving_bytes_ = 0;             // memory of objects that are on their way out
+  Clock::time_point pressed_until_{};           // somebody waits for room, or did just before
+  bool evicting_ = false;                       // from the high watermark down to the low one
+  std::uint64_t most_batch_bytes_ = 16u << 20;  // less while the disk takes long for one
+  std::uint64_t room_changes_ = 0;              // grows whenever there may be room, or more that can go
+  std::uint64_t loading_bytes_ = 0;             // memory for objects that are being read in
+  int full_rounds_ = 0;                         // in which the log took nothing for want of room
   std::unordered_map<ObjectId, std::optional<LogPlace>> appending_;  // and where the log moved them meanwhile
   std::unordered_set<ObjectId> loading_;
-  std::deque<ObjectId> unwritten_;  // of kWriteThrough
+  std::atomic<Clock::time_point> asking_since_{Clock::time_point::max()};  // another node whether it takes an object
+  std::deque<ObjectId> unwritten_;                                         // of kWriteThrough
   std::deque<ObjectId> prefetches_;
   std::vector<LogErase> log_erases_;
 
-  std::thread upkeep_, tiering_, prefetching_;
+  std::thread upkeep_, prefetching_;
+  std::vector<std::thread> tiering_;
 };
 
 }  // namespace kvferry::store

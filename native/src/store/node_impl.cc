@@ -54,6 +54,7 @@ Status NodeImpl::make_region(std::uint64_t bytes, const std::string& name, std::
 // One arena per NUMA node that has memory; all are writable by clients of this host, and by nobody else's writes: peers
 // are not told to write, and what they hold is read by name.
 Status NodeImpl::allocate() {
+  KVF_RETURN_IF_ERROR(LocalStore::check_index(core_.options));
   const std::size_t nodes = core_.options.engine.numa_aware ? std::max<std::size_t>(numa_nodes().size(), 1) : 1;
   const std::uint64_t each = whole_pages(std::max(core_.options.dram_bytes / nodes, kSmallestArena));
   for (std::size_t i = 0; i < nodes; ++i) {
@@ -66,7 +67,8 @@ Status NodeImpl::allocate() {
   }
   std::span<std::byte> index;
   KVF_RETURN_IF_ERROR(
-      make_region(LocalStore::index_bytes(core_.options), "kvferry.store.index", kRemoteRead, &core_.index, &index));
+      make_region(LocalStore::index_bytes(core_.options), "kvferry.store.index", kRemoteRead, &core_.index, &index)
+          .with_context(LocalStore::about_index(core_.options)));
   core_.index_memory = index;
   return make_region(LocalStore::pins_bytes(core_.options), "kvferry.store.pins", kRemoteRead | kRemoteWrite,
                      &core_.pins, &core_.pins_memory);

@@ -7,13 +7,17 @@
 namespace kvferry::store {
 namespace {
 
-constexpr milliseconds kPutTimeout{10000};  // what a put may wait for room, owners and replicas
+constexpr milliseconds kPutTimeout{10000};  // what a put may wait for owners and replicas
+// For room: short, so that those who wait take turns, and room is not kept for those who have given up.
+constexpr milliseconds kRoomTime{250};
 
 Status conflict() { return {Code::kConflict, "other bytes are stored under that key, and objects are written once"}; }
 
 }  // namespace
 
 Deadline Puts::deadline() const { return deadline_in(kPutTimeout); }
+
+Puts::RoomUntil Puts::room_until(bool wait) { return wait ? RoomUntil(deadline_in(kRoomTime)) : std::nullopt; }
 
 Status Puts::check(const NewObject& object) const {
   if (core_.draining) return {Code::kUnavailable, "the node is being drained and takes no more puts"};
@@ -24,23 +28,17 @@ Status Puts::check(const NewObject& object) const {
   return {};
 }
 
-// Other nodes, or the disk, take part in a put of this kind.
-bool Puts::may_wait(std::uint32_t replicas) const {
-  const bool through = !core_.options.ssd_directory.empty() && core_.options.ssd_write == WriteMode::kWriteThrough;
-  return replicas > 1 || through;
-}
-
-bool Puts::open(Session session, NewObject object, const ContentDigest* digest, bool wait, Open* out) {
+bool Puts::open(Session session, NewObject object, const ContentDigest* digest, RoomUntil until, Open* out) {
   out->done.status = check(object);
   if (!out->done.status.ok()) {
     out->finished = true;
     return true;
   }
   if (object.replicas == 0) object.replicas = core_.options.default_replicas;
-  if (!wait && core_.options.demote_to_remote) return false;  // making room may ask others
-  auto reserved = core_.store->reserve(session, object, wait ? deadline() : Clock::now());
+  if (!until && core_.options.demote_to_remote) return false;  // making room may ask others
+  auto reserved = core_.store->reserve(session, object, until.value_or(Clock::now()));
   const Code code = reserved.status().code();
-  if (!wait && (code == Code::kDeadlineExceeded || code == Code::kResourceExhausted)) return false;
+  if (!until && (code == Code::kDeadlineExceeded || code == Code::kResourceExhausted)) return false;
   if (!reserved.ok()) {
     out->end(reserved.status());
     return true;
@@ -61,9 +59,10 @@ bool Puts::open(Session session, NewObject object, const ContentDigest* digest, 
 
 std::optional<Reserve::Answer> Puts::reserve(Session session, std::span<const NewObject> objects, bool wait) {
   Reserve::Answer answer;
+  const RoomUntil until = room_until(wait);
   for (const NewObject& object : objects) {
     Open put;
-    if (!open(session, object, nullptr, wait, &put)) {
+    if (!open(session, object, nullptr, until, &put)) {
       for (const Reserve::Done& before : answer.results) {
         if (before.put == 0) continue;
         (void)core_.puts.take(session, before.put);
@@ -106,7 +105,7 @@ std::optional<PutAnswer> Puts::commit(Session session, const Commit& commit, boo
     most_replicas = std::max(most_replicas, known->replicas);
     claims.push_back(puts[i].claim);
   }
-  if (!wait && (may_wait(most_replicas) || !publisher_.is_quick(claims))) {
+  if (!wait && (most_replicas > 1 || !publisher_.is_quick(claims))) {
     for (const Open& put : puts) {
       if (put.finished) continue;
       const auto& object = put.claim.object;
@@ -123,10 +122,11 @@ std::optional<PutAnswer> Puts::put_inline(Session session, const PutInline& put,
   const auto waits = [&](const PutInline::Item& item) {
     const auto& object = item.object;
     const std::uint32_t replicas = object.replicas == 0 ? core_.options.default_replicas : object.replicas;
-    return may_wait(replicas) || !core_.is_authoritative(*core_.cluster->view(), object.id);
+    return replicas > 1 || !core_.is_authoritative(*core_.cluster->view(), object.id);
   };
   if (!wait && std::ranges::any_of(put.items, waits)) return std::nullopt;
   std::vector<Open> puts(put.items.size());
+  const RoomUntil until = room_until(wait);
   for (std::size_t i = 0; i < puts.size(); ++i) {
     const PutInline::Item& item = put.items[i];
     const std::span<const std::byte> value = item.value;
@@ -134,7 +134,7 @@ std::optional<PutAnswer> Puts::put_inline(Session session, const PutInline& put,
       puts[i].end({Code::kInvalidArgument, "the object's size is not that of the value"});
     } else if (digest_of(ConstPieces(&value, 1)) != item.digest) {
       puts[i].end({Code::kDataCorrupt, "the bytes that came are not those of the digest"});
-    } else if (!open(session, item.object, &item.digest, wait, &puts[i])) {
+    } else if (!open(session, item.object, &item.digest, until, &puts[i])) {
       for (const Open& before : puts) {
         if (!before.finished && before.claim.put != 0) core_.store->abort(session, before.claim.put);
       }
@@ -150,7 +150,7 @@ std::optional<PutAnswer> Puts::put_inline(Session session, const PutInline& put,
 }
 
 // Reserves what the object takes; out->finished if nothing is to be read.
-void Puts::open_pull(Session session, const PutFrom::Item& item, Open* out) {
+void Puts::open_pull(Session session, const PutFrom::Item& item, Deadline until, Open* out) {
   std::uint64_t bytes = 0;
   bool wraps = false;
   for (const auto& piece : item.pieces) {
@@ -160,7 +160,7 @@ void Puts::open_pull(Session session, const PutFrom::Item& item, Open* out) {
   if (wraps || bytes != item.object.bytes) {
     return out->end({Code::kInvalidArgument, "the object's size is not that of the pieces"});
   }
-  (void)open(session, item.object, item.digest ? &*item.digest : nullptr, true, out);
+  (void)open(session, item.object, item.digest ? &*item.digest : nullptr, until, out);
   if (out->finished && out->done.status.ok() && !item.digest) {
     out->done.status = {Code::kInvalidArgument, "something is there already; without a digest it cannot be compared"};
   }
@@ -187,7 +187,8 @@ std::vector<Status> Puts::pull(std::uint64_t peer, const PutFrom& put, std::span
 
 PutAnswer Puts::put_from(Session session, std::uint64_t peer, const PutFrom& put) {
   std::vector<Open> puts(put.items.size());
-  for (std::size_t i = 0; i < puts.size(); ++i) open_pull(session, put.items[i], &puts[i]);
+  const Deadline until = deadline_in(kRoomTime);
+  for (std::size_t i = 0; i < puts.size(); ++i) open_pull(session, put.items[i], until, &puts[i]);
   std::vector<Status> pulled = pull(peer, put, puts);
   for (std::size_t i = 0; i < puts.size(); ++i) {
     Open& one = puts[i];

@@ -14,7 +14,8 @@ class Puts {
   Puts(NodeCore& core, Publisher& publisher, Fetcher& fetcher, Replicator& replicator)
       : core_(core), publisher_(publisher), fetcher_(fetcher), replicator_(replicator) {}
 
-  // `wait` false: nullopt, with nothing changed, if it would take waiting.
+  // `wait` false: nullopt, with nothing changed, if it would take waiting. An object for which no room was made within
+  // a moment ends with kDeadlineExceeded: its client, who knows how long it has, asks again.
   std::optional<Reserve::Answer> reserve(Session session, std::span<const NewObject> objects, bool wait);
   std::optional<PutAnswer> commit(Session session, const Commit& commit, bool wait);
   std::optional<PutAnswer> put_inline(Session session, const PutInline& put, bool wait);
@@ -36,10 +37,11 @@ class Puts {
   };
   Status check(const NewObject& object) const;
   Deadline deadline() const;
-  bool may_wait(std::uint32_t replicas) const;
-  // False: it would have to wait.
-  bool open(Session session, NewObject object, const ContentDigest* digest, bool wait, Open* out);
-  void open_pull(Session session, const PutFrom::Item& item, Open* out);
+  // nullopt as `room_until`: it must not wait; then false: it would have to.
+  using RoomUntil = std::optional<Deadline>;
+  static RoomUntil room_until(bool wait);
+  bool open(Session session, NewObject object, const ContentDigest* digest, RoomUntil until, Open* out);
+  void open_pull(Session session, const PutFrom::Item& item, Deadline until, Open* out);
   std::vector<Status> pull(std::uint64_t peer, const PutFrom& put, std::span<const Open> puts);
   void finish(std::span<Open> puts, PutAnswer* answer);
   void replicate(std::span<Open> puts);

@@ -10,22 +10,31 @@ namespace kvferry::store {
 namespace {
 
 constexpr std::size_t kMostVictims = 64;  // at once: their pins are looked at together
-constexpr int kMostWaits = 64;
 
 }  // namespace
 
-Result<std::vector<Place>> LocalStoreImpl::make_room(Lock& lock, std::uint64_t bytes, Deadline deadline) {
+// Memory that is free now. A put leaves alone what loads wait for: there are few of them, and they wait for a disk
+// already.
+std::optional<std::vector<Place>> LocalStoreImpl::take_room(std::uint64_t bytes, Purpose purpose) {
+  if (purpose == Purpose::kPut && memory_.arenas().free_bytes() < ArenaSet::rounded(bytes) + loads_want_) return {};
+  auto places = memory_.allocate(bytes);
+  if (!places || table_->has_list_for(places->size())) return places;
+  memory_.give_back(*places, bytes);
+  return std::nullopt;
+}
+
+// Where objects leave memory for elsewhere, that is waited for: who puts is slowed down to the pace of the disk.
+// Objects are dropped only where there is nowhere else for them.
+Result<std::vector<Place>> LocalStoreImpl::make_room(Lock& lock, std::uint64_t bytes, Deadline deadline,
+                                                     Purpose purpose) {
   const ArenaSet& arenas = memory_.arenas();
   if (bytes > kMaxObjectBytes || ArenaSet::rounded(bytes) > arenas.capacity()) {
     return {Code::kOutOfRange, "an object of " + std::to_string(bytes) + " bytes is larger than all memory of the " +
                                    "node, " + std::to_string(arenas.capacity()) +
                                    " bytes; give the node more (store.dram), or put the value in parts"};
   }
-  const Deadline patience = sooner(deadline, deadline_in(kPatience));
-  for (int waits = 0;;) {
-    auto places = memory_.allocate(bytes);
-    if (places && table_->has_list_for(places->size())) return std::move(*places);
-    if (places) memory_.give_back(*places, bytes);
+  for (;;) {
+    if (auto places = take_room(bytes, purpose)) return *std::move(places);
     if (free_offers(quick_.take_back()) || memory_.reclaim() > 0 || forget_expired()) continue;
     drain_accesses();
     memory_.look_at_pins();
@@ -33,9 +42,14 @@ Result<std::vector<Place>> LocalStoreImpl::make_room(Lock& lock, std::uint64_t b
     // Enough although it is free, but not in one place: then as much again.
     const std::uint64_t free = arenas.free_bytes();
     const std::uint64_t missing = ArenaSet::rounded(bytes) > free ? ArenaSet::rounded(bytes) - free : bytes;
-    if (tiers() && waits < kMostWaits && wait_for_tiering(lock, missing, patience)) {
-      ++waits;
-      continue;
+    if (tiers()) {
+      const std::uint64_t of_load = purpose == Purpose::kLoad ? ArenaSet::rounded(bytes) : 0;
+      loads_want_ += of_load;
+      const Waited waited = wait_for_tiering(lock, missing, deadline);
+      loads_want_ -= of_load;
+      if (closed_) return {Code::kUnavailable, "the node's store is closed"};
+      if (waited == Waited::kLate) return no_room_yet(bytes);
+      if (waited == Waited::kChanged) continue;
     }
     const std::uint64_t evicted = evict(missing, kMostVictims);
     counters_.add(StoreCounters::kEvictedInPut, evicted);
@@ -68,7 +82,8 @@ Result<Slot> LocalStoreImpl::make_slot() {
                                         " puts under way, as many as it may (max_objects); all are in use: try again"};
 }
 
-// Whether the bytes would be there if all went that is not in use.
+// Whether the bytes would be there if all went that is not in use; where that takes time, also what is being put or
+// loaded, which can go next.
 bool LocalStoreImpl::could_fit(std::uint64_t bytes) const {
   std::uint64_t pinned = 0;
   for (const std::uint64_t word : memory_.seen_pins()) {
@@ -77,11 +92,15 @@ bool LocalStoreImpl::could_fit(std::uint64_t bytes) const {
     if (held.tier == Tier::kDram) pinned += ArenaSet::rounded(held.bytes);
   }
   // What is being written to SSD is held by the node itself, and will be free soon.
-  return ArenaSet::rounded(bytes) <= memory_.arenas().free_bytes() + table_->dram_bytes() - pinned;
+  const std::uint64_t soon = tiers() ? puts_.reserved_bytes() + loading_bytes_ : 0;
+  return ArenaSet::rounded(bytes) <= memory_.arenas().free_bytes() + table_->dram_bytes() - pinned + soon;
 }
 
 Slot LocalStoreImpl::next_victim() {
-  return table_->victim([this](Slot slot) { return !memory_.pinned(table_->pin_word_of(slot)); });
+  return table_->victim([this](Slot slot) {
+    // Of one id two records may not be on their way into the log at once.
+    return !memory_.pinned(table_->pin_word_of(slot)) && appending_.count(table_->id(slot)) == 0;
+  });
 }
 
 // What the SSD log has, too, stays there; the rest is given up.
@@ -139,6 +158,12 @@ Status LocalStoreImpl::no_room(std::uint64_t bytes) const {
               std::to_string(puts_.reserved_bytes()) + " reserved by puts that are under way, " +
               std::to_string(memory_.limbo_bytes()) +
               " still read although their object is gone, the rest pinned; try again when readers have finished"};
+}
+
+Status LocalStoreImpl::no_room_yet(std::uint64_t bytes) const {
+  return {Code::kDeadlineExceeded, "no room for " + std::to_string(bytes) + " bytes yet: " +
+                                       std::to_string(leaving_bytes_) + " bytes are on their way out of memory, at " +
+                                       "the pace of the SSD or of the nodes that they go to; try again"};
 }
 
 void LocalStoreImpl::call_for_upkeep(bool needed) {

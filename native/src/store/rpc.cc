@@ -176,18 +176,39 @@ Status RpcEndpoint::take_answer(std::uint64_t peer, const MessageHeader& header,
   return {};
 }
 
-// Pins that came too late are given back: else they would keep memory until their lease ends, which is the net. Never
-// waits.
-void RpcEndpoint::unclaimed(std::uint64_t peer, Type type, const Bytes& body) {
-  HookedEngine* engine = live_.load();
-  if (type != Type::kPin || engine == nullptr) return;
-  const auto late = decode_answer<Pin>(body);
-  if (!late.ok()) return;
+namespace {
+
+Unpin undone(const Pin::Answer& late) {
   Unpin request;
-  for (const Pin::Done& done : late->results) {
+  for (const Pin::Done& done : late.results) {
     if (done.status.ok()) request.pins.push_back(done.pin);
   }
-  if (!request.pins.empty()) (void)engine->try_send(peer, encode_request(0, request));
+  return request;
+}
+
+Abort undone(const Reserve::Answer& late) {
+  Abort request;
+  for (const Reserve::Done& done : late.results) {
+    if (done.put != 0) request.puts.push_back(done.put);
+  }
+  return request;
+}
+
+template <typename Late>
+void undo(HookedEngine& engine, std::uint64_t peer, const Bytes& body) {
+  const auto late = decode_answer<Late>(body);
+  if (late.ok()) (void)engine.try_send(peer, encode_request(0, undone(*late)));
+}
+
+}  // namespace
+
+// Pins and reserved memory that came too late are given back: else they would be kept until their lease, or session,
+// ends, which is the net. Never waits.
+void RpcEndpoint::unclaimed(std::uint64_t peer, Type type, const Bytes& body) {
+  HookedEngine* engine = live_.load();
+  if (engine == nullptr) return;
+  if (type == Type::kPin) undo<Pin>(*engine, peer, body);
+  if (type == Type::kReserve) undo<Reserve>(*engine, peer, body);
 }
 
 Status RpcEndpoint::take_request(Request request) {

@@ -58,7 +58,7 @@ class RpcEndpoint {
   struct Waiting;
 
  public:
-  static constexpr std::size_t kMaxPools = 4;
+  static constexpr std::size_t kMaxPools = 5;
   using Pools = std::vector<std::size_t>;  // threads of each
 
   // `handler` may be null: then nobody is answered. `threads` of pools that are used only.

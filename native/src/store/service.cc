@@ -8,7 +8,7 @@ namespace {
 constexpr std::uint64_t kInlineBudget = 768u << 10;  // of values in one answer
 constexpr std::size_t kMostForgotten = 1024;         // members that left and may come back
 
-enum Pools : std::size_t { kLocal = 0, kFetch = 1, kWork = 2, kLong = 3 };
+enum Pools : std::size_t { kLocal = 0, kFetch = 1, kWork = 2, kRoom = 3, kLong = 4 };
 
 }  // namespace
 
@@ -40,16 +40,19 @@ void Service::close() {
 }
 
 // The pools and what their requests wait for: kLocal for this node's disk and for quick answers; kFetch for kLocal of
-// others; kWork for kFetch of others; kLong for all.
+// others; kWork and kRoom for kFetch of others; kLong for all. Whatever waits for room in memory does so in kRoom
+// alone, so that a disk that does not keep up with puts holds up neither reads nor commits.
 std::size_t Service::pool(Type type) const {
   switch (type) {
     case Type::kPull:
       return kFetch;
-    case Type::kPutInline:
     case Type::kCommit:
-    case Type::kPutFrom:
     case Type::kRemove:
       return kWork;
+    case Type::kReserve:
+    case Type::kPutInline:
+    case Type::kPutFrom:
+      return kRoom;
     case Type::kDrain:
       return kLong;
     default:

@@ -23,7 +23,7 @@ class Service final : public Handler {
   Result<Bytes> handle(const Request& request) override;
   std::size_t pool(Type type) const override;
   void lost(std::uint64_t peer, const Status& why) override;
-  static RpcEndpoint::Pools threads() { return {2, 2, 4, 1}; }
+  static RpcEndpoint::Pools threads() { return {2, 2, 4, 4, 1}; }
 
   // The same for a client in this process; the answer's body. kProtocolError: the request is malformed.
   Result<Bytes> serve(const SessionInfo& who, ByteView request);

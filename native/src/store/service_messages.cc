@@ -104,11 +104,20 @@ Service::Answered<Reserve> Service::on(const Asker& asker, const Reserve& reserv
   if (asker.peer != 0 && asker.session->page == kNoPage) {
     return Status(Code::kUnsupported, "only a client that has the node's memory mapped can write in place");
   }
-  auto answer = wrap<Reserve::Answer>(puts_.reserve(asker.session->id, reserve.objects, wait));
+  auto answer = puts_.reserve(asker.session->id, reserve.objects, wait);
   if (answer && !reserve.objects.empty() && asker.session->page != kNoPage) {
     core_.store->offer_quick_puts(asker.session->page, reserve.objects.back().bytes);
   }
-  return answer;
+  if (!answer || !wait || asker.peer == 0) return wrap<Reserve::Answer>(std::move(answer));
+  // It may have left while it waited, too late for its session's end to find these.
+  const auto now = core_.sessions->of(asker.peer);
+  if (now && now->id == asker.session->id) return Result<Reserve::Answer>(*std::move(answer));
+  Abort abort;
+  for (const Reserve::Done& done : answer->results) {
+    if (done.put != 0) abort.puts.push_back(done.put);
+  }
+  puts_.abort(asker.session->id, abort);
+  return Status(Code::kPeerLost, "the connection is gone");
 }
 
 Service::Answered<Commit> Service::on(const Asker& asker, const Commit& commit, Wait wait) {

@@ -11,7 +11,9 @@ namespace {
 
 constexpr milliseconds kFirstPause{250};
 constexpr milliseconds kLongestPause{16000};
-constexpr double kMostLive = 0.85;  // of the capacity; what is above it may cost much compaction
+constexpr milliseconds kStuckAfter{6000};  // busy disks were seen to stand still for 3 s
+constexpr milliseconds kCalm{5000};        // without a failure; a full disk takes something now and then
+constexpr double kMostLive = 0.85;         // of the capacity; what is above it may cost much compaction
 
 // What tells of the disk, not of one object.
 bool is_failure(const Status& status) {
@@ -75,10 +77,27 @@ bool SsdTier::usable() const {
   return Clock::now() >= writes_.left_alone_until;
 }
 
-std::optional<std::string> SsdTier::trouble() const {
-  const std::string background = log_->trouble().to_string();
+bool SsdTier::stuck() {
+  const Clock::time_point progress = log_->progress();
   const std::lock_guard lock(mutex_);
-  for (const Side* side : {&writes_, &reads_}) {
+  if (writing_since_.empty()) return false;
+  const auto still =
+      std::chrono::duration_cast<milliseconds>(Clock::now() - std::max(progress, *writing_since_.begin()));
+  if (still < kStuckAfter) return false;
+  if (!std::exchange(told_stuck_, true)) {
+    counters_.add(StoreCounters::kSsdErrors);
+    fail(writes_, {Code::kUnavailable, "the disk has ended no write for " + std::to_string(still.count()) +
+                                           " ms; until it does, objects that leave memory are dropped"});
+  }
+  return true;
+}
+
+std::optional<std::string> SsdTier::trouble() {
+  const std::string background = log_->trouble().to_string();
+  (void)stuck();  // which nobody may have noticed
+  const std::lock_guard lock(mutex_);
+  for (Side* side : {&writes_, &reads_}) {
+    look_if_over(*side);
     if (!side->failure.ok()) return "ssd: " + side->failure.to_string();
   }
   if (background == overcome_) return std::nullopt;
@@ -91,25 +110,47 @@ std::uint64_t SsdTier::most_live_bytes() const {
 
 void SsdTier::note(Side& side, const Status& status) {
   const std::lock_guard lock(mutex_);
-  if (!is_failure(status)) {
-    if (!status.ok() || side.failure.ok()) return;
-    log_event(LogLevel::kWarning, "ssd_tier_recovered", {{"side", side.name}});
-    side = {side.name, {}};
-    return;
+  if (is_failure(status)) {
+    counters_.add(StoreCounters::kSsdErrors);
+    fail(side, status);
+    const milliseconds pause = std::min(kLongestPause, kFirstPause * (1 << std::min(side.failures, 6)));
+    if (Clock::now() >= side.left_alone_until) ++side.failures;
+    side.left_alone_until = Clock::now() + pause;
+  } else if (status.ok()) {
+    side.failures = 0;
+    side.left_alone_until = {};
+    if (!side.failure.ok() && !side.well_since) side.well_since = Clock::now();
+    look_if_over(side);
   }
-  counters_.add(StoreCounters::kSsdErrors);
+}
+
+void SsdTier::fail(Side& side, const Status& status) {
   if (side.failure.ok()) log_event(LogLevel::kWarning, "ssd_tier_degraded", {{"side", side.name}, {"status", status}});
   side.failure = status;
-  const milliseconds pause = std::min(kLongestPause, kFirstPause * (1 << std::min(side.failures, 6)));
-  if (Clock::now() >= side.left_alone_until) ++side.failures;
-  side.left_alone_until = Clock::now() + pause;
+  side.well_since.reset();
+}
+
+void SsdTier::look_if_over(Side& side) {
+  if (!side.well_since || Clock::now() < *side.well_since + kCalm) return;
+  log_event(LogLevel::kWarning, "ssd_tier_recovered", {{"side", side.name}});
+  side.failure = {};
+  side.well_since.reset();
 }
 
 void SsdTier::note_full(const Status& status) {
   const std::lock_guard lock(mutex_);
-  if (!writes_.failure.ok()) return;
-  log_event(LogLevel::kWarning, "ssd_tier_degraded", {{"side", writes_.name}, {"status", status}});
-  writes_.failure = status;
+  fail(writes_, status);
+}
+
+std::vector<Result<LogPlace>> SsdTier::append_records(std::span<const LogWrite> records, Deadline deadline) {
+  std::unique_lock lock(mutex_);
+  const auto mine = writing_since_.insert(Clock::now());
+  lock.unlock();
+  auto places = log_->append_batch(records, deadline);
+  lock.lock();
+  writing_since_.erase(mine);
+  told_stuck_ = false;
+  return places;
 }
 
 std::vector<Result<LogPlace>> SsdTier::append(std::span<const Write> writes, Deadline deadline) {
@@ -124,7 +165,7 @@ std::vector<Result<LogPlace>> SsdTier::append(std::span<const Write> writes, Dea
     records.push_back(
         {{from.object.id, from.object.key, from.object.bytes, from.digest, attributes.back()}, write.pieces});
   }
-  auto places = log_->append_batch(records, deadline);
+  auto places = append_records(records, deadline);
   // The worst of them tells.
   Status worst;
   for (const Result<LogPlace>& place : places) {
@@ -166,7 +207,8 @@ std::vector<LogErase> SsdTier::erase(std::vector<LogErase> erases, Deadline dead
   for (std::size_t i = 0; i < erases.size(); ++i) {
     if (!is_failure(results[i])) continue;
     failed.push_back(erases[i]);
-    worst = results[i];
+    // That whoever asked had no more time tells nothing of the disk.
+    if (results[i].code() != Code::kDeadlineExceeded) worst = results[i];
   }
   if (!worst.ok()) note(writes_, worst);  // that a note of a removal was written does not mean that objects can be
   return failed;

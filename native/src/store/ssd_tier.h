@@ -8,6 +8,7 @@
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <set>
 #include <span>
 #include <string>
 #include <vector>
@@ -36,6 +37,8 @@ class SsdTier {
 
   // False while it is left alone: whoever wants room drops objects instead.
   bool usable() const;
+  // What is being written does not go on, and has not for some seconds: nobody should wait for it.
+  bool stuck();
 
   struct Write {
     SsdObject object;
@@ -49,8 +52,8 @@ class SsdTier {
 
   std::vector<LogErase> cheapest_to_erase() const { return log_->cheapest_to_erase(); }
   LogUsage usage() const { return log_->usage(); }
-  std::uint64_t most_live_bytes() const;       // of the payloads, so that the log can still compact
-  std::optional<std::string> trouble() const;  // why it is degraded
+  std::uint64_t most_live_bytes() const;  // of the payloads, so that the log can still compact
+  std::optional<std::string> trouble();   // why it is degraded, or was within the last seconds
   // Objects were dropped since the log takes nothing, and giving up others did not help: degraded until it does.
   void note_full(const Status& status);
   void close() { log_->close(); }
@@ -59,16 +62,22 @@ class SsdTier {
   explicit SsdTier(StoreCounters& counters) : counters_(counters) {}
   struct Side {  // what reads and writes do is told apart: a disk may be readable only
     const char* name;
-    Status failure;  // the last one, OK since something worked
-    int failures = 0;
+    Status failure;    // the last one; OK: none, or it is over
+    int failures = 0;  // since something worked
     Clock::time_point left_alone_until{};
+    std::optional<Clock::time_point> well_since;  // something works again, but it has to last before it is over
   };
+  std::vector<Result<LogPlace>> append_records(std::span<const LogWrite> records, Deadline deadline);
   void note(Side& side, const Status& status);
+  void fail(Side& side, const Status& status);  // this and the next with the mutex held
+  void look_if_over(Side& side);
 
   StoreCounters& counters_;
   std::unique_ptr<Log> log_;
   mutable std::mutex mutex_;
-  Side reads_{"read", {}}, writes_{"write", {}};
+  Side reads_{"read", {}, 0, {}, {}}, writes_{"write", {}, 0, {}, {}};
+  std::multiset<Clock::time_point> writing_since_;  // the calls of append() under way
+  bool told_stuck_ = false;
   std::string overcome_ = Status().to_string();  // trouble of the log's that is over, or none
 };
 

@@ -1,5 +1,5 @@
-// Out of memory: to another node, to SSD, or nowhere if neither can keep up. One thread, which moves bytes without the
-// lock; what it moves it holds meanwhile, so that nobody else frees it.
+// Out of memory: to another node, to SSD, or nowhere if neither works. By some threads, which move bytes without the
+// lock; what they move they hold meanwhile, so that nobody else frees it.
 #include <algorithm>
 #include <string>
 #include <utility>
@@ -11,9 +11,13 @@ namespace kvferry::store {
 namespace {
 
 constexpr milliseconds kRound{100};
-constexpr std::uint64_t kBatchBytes = 16u << 20;
+constexpr milliseconds kLookAround{50};  // at pins, which nobody tells of
+constexpr milliseconds kPressure{100};   // so long after a wait more room is made than was asked for
+constexpr milliseconds kAskTime{3000};   // then nobody waits any more for another node to take an object
+constexpr std::uint64_t kBatchBytes = 16u << 20, kLeastBatchBytes = 1u << 20;
+constexpr milliseconds kShortBatch{250}, kLongBatch{1000};
 constexpr std::size_t kBatchObjects = 256;
-constexpr milliseconds kWriteTime{5000};  // for a batch; a disk that takes longer counts as failing
+constexpr milliseconds kWriteTime{30000};  // for a batch; a disk that takes longer counts as failing
 constexpr milliseconds kEraseTime{1000};
 constexpr int kMostFullRounds = 3;  // then what the log has no room for is dropped
 constexpr std::size_t kMostErases = 1024;
@@ -26,13 +30,27 @@ void LocalStoreImpl::call_for_tiering() {
   tiering_wanted_.notify_one();
 }
 
-// True if something went out meanwhile. A batch that takes too long is not waited for by every put anew.
-bool LocalStoreImpl::wait_for_tiering(Lock& lock, std::uint64_t bytes, Deadline until) {
-  const std::uint64_t rounds = tiering_rounds_;
+void LocalStoreImpl::room_changed() {
+  ++room_changes_;
+  room_made_.notify_all();
+}
+
+bool LocalStoreImpl::nothing_moves() {
+  const Clock::time_point asking = asking_since_;
+  const bool asks_in_vain = asking < Clock::now() && Clock::now() - asking > kAskTime;
+  return asks_in_vain || (ssd_ && ssd_->stuck());
+}
+
+// kChanged: look again.
+LocalStoreImpl::Waited LocalStoreImpl::wait_for_tiering(Lock& lock, std::uint64_t bytes, Deadline until) {
+  if (nothing_moves()) return Waited::kStuck;
+  const std::uint64_t changes = room_changes_;
   wanted_bytes_ = std::max(wanted_bytes_, bytes);
+  pressed_until_ = deadline_in(kPressure);
   call_for_tiering();
-  if (writing_since_) until = sooner(until, *writing_since_ + kPatience);
-  return room_made_.wait_until(lock, until, [&] { return closed_ || tiering_rounds_ != rounds; }) && !closed_;
+  room_made_.wait_until(lock, sooner(until, deadline_in(kLookAround)),
+                        [&] { return closed_ || room_changes_ != changes; });
+  return room_changes_ == changes && expired(until) ? Waited::kLate : Waited::kChanged;
 }
 
 void LocalStoreImpl::tiering() {
@@ -41,27 +59,43 @@ void LocalStoreImpl::tiering() {
     tiering_wanted_.wait_for(lock, kRound, [this] { return closed_ || tiering_called_; });
     tiering_called_ = false;
     erase_from_log(lock);
-    let_go_while_needed(lock);
-    while (!closed_ && !unwritten_.empty() && write_through(lock) > 0) {
-    }
+    while (!closed_ && move_some(lock)) continue;
   }
   const Deadline end = deadline_in(kWriteTime);
-  while (!unwritten_.empty() && !expired(end) && write_through(lock) > 0) {
-  }
+  while (!unwritten_.empty() && !expired(end) && write_through(lock) > 0) continue;
   erase_from_log(lock);
 }
 
-void LocalStoreImpl::let_go_while_needed(Lock& lock) {
-  bool evicting = above_high_water();
-  while (!closed_ && (evicting || wanted_bytes_ > 0)) {
-    const std::uint64_t surplus = evicting && used_bytes() > low_water_ ? used_bytes() - low_water_ : 0;
-    const std::size_t objects = let_go(lock, std::max(std::exchange(wanted_bytes_, 0), surplus));
-    evicting = evicting && objects > 0 && used_bytes() > low_water_;
-  }
+// False: there is nothing to do.
+bool LocalStoreImpl::move_some(Lock& lock) {
+  if (surplus() > 0 && let_go(lock) > 0) return true;
+  return !unwritten_.empty() && write_through(lock) > 0;
+}
+
+// Small enough that what is held while it is written is never all there is, nor keeps those who wait for room waiting
+// for long.
+std::uint64_t LocalStoreImpl::batch_bytes() const {
+  return std::min(most_batch_bytes_, memory_.arenas().capacity() / (4 * kMovers));
+}
+
+void LocalStoreImpl::adapt_batch(Clock::duration took) {
+  if (took > kLongBatch) most_batch_bytes_ = std::max(most_batch_bytes_ / 2, kLeastBatchBytes);
+  if (took < kShortBatch) most_batch_bytes_ = std::min(most_batch_bytes_ * 2, kBatchBytes);
+}
+
+// Bytes that should leave memory beyond those that are leaving. While somebody waits for room, or did just before, more
+// than the watermarks ask for: the disk should have something to do while what came free is filled.
+std::uint64_t LocalStoreImpl::surplus() {
+  const std::uint64_t staying = used_bytes() - std::min(used_bytes(), leaving_bytes_);
+  evicting_ = staying > (evicting_ ? low_water_ : high_water_);
+  const bool ahead = Clock::now() < pressed_until_ && ssd_ && ssd_->usable();
+  const std::uint64_t target = ahead ? low_water_ - std::min(low_water_, kMovers * batch_bytes()) : low_water_;
+  const std::uint64_t above = (ahead || evicting_) && staying > target ? staying - target : 0;
+  return std::max(above, wanted_bytes_ - std::min(wanted_bytes_, leaving_bytes_));
 }
 
 // One batch of objects out of memory. How many.
-std::size_t LocalStoreImpl::let_go(Lock& lock, std::uint64_t bytes) {
+std::size_t LocalStoreImpl::let_go(Lock& lock) {
   if (ssd_) make_room_on_ssd(lock);
   drain_accesses();
   memory_.look_at_pins();
@@ -70,8 +104,8 @@ std::size_t LocalStoreImpl::let_go(Lock& lock, std::uint64_t bytes) {
   std::vector<Departure> batch;
   std::uint64_t size = 0;
   std::vector<Retired> retired;
-  // Small enough that what is held while it is written is never all there is.
-  const std::uint64_t most = std::min({bytes, kBatchBytes, memory_.arenas().capacity() / 4});
+  const std::uint64_t most = std::min(surplus(), batch_bytes());
+  wanted_bytes_ = 0;
   while (batch.size() < kBatchObjects && size < most) {
     const Slot slot = next_victim();
     if (slot == kNoSlot) break;
@@ -81,17 +115,18 @@ std::size_t LocalStoreImpl::let_go(Lock& lock, std::uint64_t bytes) {
       retired.push_back(leave_memory(slot));
       continue;
     }
-    batch.push_back(departure_of(slot));
-    batch.back().to_log = to_log && !table_->log_place(slot);
-    memory_.hold(batch.back().pin_word);
+    take_along(slot, to_log, &batch);
+    leaving_bytes_ += batch.back().bytes;
   }
   const std::size_t objects = retired.size() + batch.size();
   retire(std::move(retired));
-  if (!batch.empty()) move_out(lock, batch, demote);
+  if (objects > batch.size()) room_changed();
+  if (batch.empty()) return objects;
+  if (surplus() > 0) call_for_tiering();  // another thread goes on with these
+  move_out(lock, batch, demote);
   settle(batch, /*leave=*/true);
   if (full_rounds_ >= kMostFullRounds) full_rounds_ = 0;  // the next round tries again
-  ++tiering_rounds_;
-  room_made_.notify_all();
+  room_changed();
   return objects;
 }
 
@@ -100,21 +135,34 @@ std::size_t LocalStoreImpl::write_through(Lock& lock) {
   if (!ssd_->usable()) unwritten_.clear();  // they are written when they are evicted
   make_room_on_ssd(lock);
   std::vector<Departure> batch;
+  std::vector<ObjectId> later;
   std::uint64_t size = 0;
-  while (!unwritten_.empty() && batch.size() < kBatchObjects && size < kBatchBytes) {
-    const auto slot = table_->find(unwritten_.front());
+  while (!unwritten_.empty() && batch.size() < kBatchObjects && size < batch_bytes()) {
+    const ObjectId id = unwritten_.front();
     unwritten_.pop_front();
+    const auto slot = table_->find(id);
     if (!slot || table_->log_place(*slot) || table_->entry(*slot).held.tier != Tier::kDram) continue;
-    batch.push_back(departure_of(*slot));
-    batch.back().to_log = true;
-    size += ArenaSet::rounded(table_->entry(*slot).held.bytes);
-    memory_.hold(batch.back().pin_word);
+    if (appending_.count(id) != 0) {  // it, or what it took the place of
+      later.push_back(id);
+      continue;
+    }
+    take_along(*slot, /*to_log=*/true, &batch);
+    size += batch.back().bytes;
   }
+  unwritten_.insert(unwritten_.end(), later.begin(), later.end());
   if (batch.empty()) return 0;
+  if (!unwritten_.empty()) call_for_tiering();
   move_out(lock, batch, /*demote=*/false);
   settle(batch, /*leave=*/false);
-  room_made_.notify_all();  // remove() waits for what is being appended
+  room_changed();  // remove() waits for what is being appended
   return batch.size();
+}
+
+void LocalStoreImpl::take_along(Slot slot, bool to_log, std::vector<Departure>* batch) {
+  Departure& departure = batch->emplace_back(departure_of(slot));
+  departure.to_log = to_log && !table_->log_place(slot);
+  memory_.hold(departure.pin_word);
+  if (departure.to_log) appending_.emplace(departure.id, std::nullopt);
 }
 
 LocalStoreImpl::Departure LocalStoreImpl::departure_of(Slot slot) const {
@@ -122,6 +170,7 @@ LocalStoreImpl::Departure LocalStoreImpl::departure_of(Slot slot) const {
   departure.slot = slot;
   departure.pin_word = table_->pin_word_of(slot);
   departure.id = table_->id(slot);
+  departure.bytes = ArenaSet::rounded(table_->entry(slot).held.bytes);
   SsdObject& object = departure.write.object;
   object.object = table_->describe(slot, monotonic_ms());
   object.digest = table_->entry(slot).held.digest;
@@ -134,25 +183,26 @@ LocalStoreImpl::Departure LocalStoreImpl::departure_of(Slot slot) const {
 
 void LocalStoreImpl::move_out(Lock& lock, std::vector<Departure>& batch, bool demote) {
   const std::shared_ptr<const DemoteCallback> callback = on_demote_;
-  for (const Departure& departure : batch) {
-    if (departure.to_log) appending_.emplace(departure.id, std::nullopt);
-  }
-  writing_since_ = Clock::now();
   lock.unlock();
   std::vector<SsdTier::Write> writes;
   std::vector<Departure*> writers;
   for (Departure& departure : batch) {
-    departure.taken = demote && callback && (*callback)(departure.id);
+    if (demote && callback) {
+      asking_since_ = Clock::now();
+      departure.taken = (*callback)(departure.id);
+      asking_since_ = Clock::time_point::max();
+    }
     if (departure.taken || !departure.to_log) continue;
     writes.push_back(std::move(departure.write));
     writers.push_back(&departure);
   }
+  const Clock::time_point start = Clock::now();
   if (!writes.empty()) {
     std::vector<Result<LogPlace>> places = ssd_->append(writes, deadline_in(kWriteTime));
     for (std::size_t i = 0; i < places.size(); ++i) writers[i]->place = std::move(places[i]);
   }
   lock.lock();
-  writing_since_.reset();
+  if (!writes.empty()) adapt_batch(Clock::now() - start);
 }
 
 // What became of them while nobody looked.
@@ -164,6 +214,7 @@ void LocalStoreImpl::settle(std::vector<Departure>& batch, bool leave) {
   for (Departure& departure : batch) {
     const Slot slot = departure.slot;
     memory_.drop(departure.pin_word);
+    if (leave) leaving_bytes_ -= departure.bytes;
     const bool there = table_->holds(departure.pin_word);
     const bool stored = note_place(departure);
     written |= stored;
@@ -205,8 +256,9 @@ bool LocalStoreImpl::note_place(const Departure& departure) {
 // when it took nothing any more.
 void LocalStoreImpl::make_room_on_ssd(Lock& lock) {
   const bool full = full_rounds_ > 0;
+  const std::uint64_t ahead = kMovers * batch_bytes();
   lock.unlock();
-  const std::uint64_t live = ssd_->usage().live_bytes + kBatchBytes, most = ssd_->most_live_bytes();
+  const std::uint64_t live = ssd_->usage().live_bytes + ahead, most = ssd_->most_live_bytes();
   const std::vector<LogErase> cheapest = full ? ssd_->cheapest_to_erase() : std::vector<LogErase>();
   lock.lock();
   std::vector<Retired> retired;

@@ -58,6 +58,9 @@ void fail_all(Part offers, const Status& why) {
   }
 }
 
+// The node has no room for it yet, but may have soon. Others need not be asked again.
+bool comes_later(const Status& status) { return status.code() == Code::kDeadlineExceeded; }
+
 class ToNode {
  public:
   ToNode(ClientCore& core, const Home& home, Deadline deadline) : core_(core), home_(home), deadline_(deadline) {}
@@ -73,12 +76,12 @@ class ToNode {
       if (!offer.done) (offer.object.bytes <= limit ? small : large).push_back(&offer);
     }
     // In order, so that of equal keys the first one is stored.
-    put_inline(small);
+    until_there_is_room(small, [this](const Offers& some) { put_inline(some); });
     if (home_.reader() != nullptr) {
       put_quick(large);
-      put_in_place(large);
+      until_there_is_room(large, [this](const Offers& some) { put_in_place(some); });
     } else {
-      put_from(large);
+      until_there_is_room(large, [this](const Offers& some) { put_from(some); });
     }
   }
 
@@ -90,7 +93,22 @@ class ToNode {
     if (results->size() != offers.size()) {
       return fail_all(offers, {Code::kProtocolError, "the node did not answer for each object"});
     }
-    for (std::size_t i = 0; i < offers.size(); ++i) offers[i]->finish(from((*results)[i]));
+    for (std::size_t i = 0; i < offers.size(); ++i) finish_or_wait(*offers[i], from((*results)[i]));
+  }
+
+  void finish_or_wait(Offer& offer, PutResult result) {
+    if (comes_later(result.status) && Clock::now() < deadline_) {
+      waiting_.push_back(&offer);
+    } else {
+      offer.finish(std::move(result));
+    }
+  }
+
+  // Once more what found no room: the node waits a moment for it each time.
+  template <typename Put>
+  void until_there_is_room(const Offers& offers, Put put) {
+    put(offers);
+    while (!waiting_.empty()) put(std::exchange(waiting_, {}));
   }
 
   // A part is put together while the node takes the one before it.
@@ -194,7 +212,7 @@ class ToNode {
       if (done.status.code() == Code::kResourceExhausted && crowded != nullptr) {
         crowded->push_back(&offer);
       } else if (!done.status.ok()) {
-        offer.finish({done.status, false, 0});
+        finish_or_wait(offer, {done.status, false, 0});
       } else if (done.existing) {
         offer.finish(compare(offer, *done.existing));
       } else if (const auto digest = write(offer, done, stores)) {
@@ -266,6 +284,7 @@ class ToNode {
   ClientCore& core_;
   const Home& home_;
   const Deadline deadline_;
+  Offers waiting_;  // for room
 };
 
 void count(ClientCore& core, std::span<Offer> offers) {

@@ -26,8 +26,9 @@ Status FileIo::run(IoRequest::Kind kind, const LogFile& file, std::uint64_t offs
   return status_.with_context(file.path);
 }
 
-void FileIo::part_ended(const IoPart&, const Status& status) {
+void FileIo::part_ended(const IoPart& part, const Status& status) {
   if (status_.ok()) status_ = status;
+  if (status.ok() && part.kind != IoRequest::Kind::kRead) queues_.note_progress();
 }
 
 ByteView Window::get(std::uint64_t offset, std::uint64_t length) {

@@ -108,6 +108,7 @@ void GroupWriter::copy_into(const Record& record, RecordEntry* entry, std::byte*
 Status GroupWriter::write(const LogFile& file, const GroupPlace& place, bool sync, QueuePool& queues,
                           Deadline deadline) {
   status_ = {};
+  queues_ = &queues;
   place_entries(place);
   const bool copy_all = bytes() <= kCopyGroupBelow;
   head_ = AlignedBuffer(copy_all ? bytes() : whole_units(head_bytes()));
@@ -221,6 +222,7 @@ void GroupWriter::write_head(const LogFile& file, const GroupPlace& place, Reque
 
 void GroupWriter::part_ended(const IoPart&, const Status& status) {
   if (status_.ok()) status_ = status;
+  if (status.ok()) queues_->note_progress();
 }
 
 }  // namespace kvferry::store::log

@@ -72,6 +72,7 @@ class GroupWriter final : private IoPartHandler {
   std::vector<Record> records_;
   std::vector<RecordEntry> entries_;
   std::uint64_t index_bytes_ = 0, packed_bytes_ = 0, aligned_bytes_ = 0, payload_bytes_ = 0;
+  QueuePool* queues_ = nullptr;  // while it is written
   AlignedBuffer head_;
   IoPart collected_;  // not started yet
   Status status_;

@@ -118,8 +118,9 @@ class Log {
   virtual std::vector<LogErase> cheapest_to_erase() const = 0;
 
   virtual LogUsage usage() const = 0;
-  virtual std::string note() const = 0;  // how it reads and writes, and why not better
-  virtual Status trouble() const = 0;    // the last thing that went wrong in the background; OK: nothing
+  virtual std::string note() const = 0;            // how it reads and writes, and why not better
+  virtual Status trouble() const = 0;              // the last thing that went wrong in the background; OK: nothing
+  virtual Clock::time_point progress() const = 0;  // when the disk last ended a write well
   virtual void close() = 0;  // seals; waits for a `moved` under way; idempotent. Calls after it fail with kUnavailable
 };
 

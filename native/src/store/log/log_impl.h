@@ -31,6 +31,7 @@ class LogImpl final : public Log {
   LogUsage usage() const override;
   std::string note() const override { return note_; }
   Status trouble() const override { return table_.trouble(); }
+  Clock::time_point progress() const override { return context_.queues.progress(); }
   void close() override;
 
  private:

@@ -2,6 +2,7 @@
 // side by side. Thread-safe.
 #pragma once
 
+#include <atomic>
 #include <condition_variable>
 #include <memory>
 #include <mutex>
@@ -45,11 +46,15 @@ class QueuePool {
   Result<Lease> take(Deadline deadline);  // kDeadlineExceeded
   void forget_file(int fd);               // before it is closed, when nobody uses it any more
   std::string note();
+  // When the disk last ended a write, or a sync, well.
+  void note_progress() { progress_ = Clock::now(); }
+  Clock::time_point progress() const { return progress_; }
 
  private:
   void give_back(Station* station);
 
   const std::shared_ptr<Disk> disk_;
+  std::atomic<Clock::time_point> progress_{Clock::time_point{}};
   std::mutex mutex_;
   std::condition_variable free_;
   std::vector<std::unique_ptr<Station>> stations_;  // guarded by mutex_

@@ -5,7 +5,6 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
-#include <filesystem>
 #include <functional>
 #include <utility>
 
@@ -43,10 +42,12 @@ Result<LogFile> probe_once(LogContext& context, bool direct) {
 }  // namespace
 
 Status prepare_directory(const std::string& directory) {
-  std::error_code error;
-  std::filesystem::create_directories(std::filesystem::path(directory).parent_path(), error);
   if (::mkdir(directory.c_str(), 0700) == 0 || errno == EEXIST) return {};
-  return errno_status(file_error_code(errno), "log " + directory + ": cannot be made", errno);
+  const int error = errno;
+  std::string what = "log " + directory + ": cannot be made";
+  // Where the disk is not mounted, directories would be made, and filled, on another one.
+  if (error == ENOENT) what += ", for the directory that it should be in is not there: mount its disk, or make it";
+  return errno_status(file_error_code(error), what, error);
 }
 
 Result<std::string> probe(LogContext& context) {
