@@ -77,7 +77,9 @@ class _Ours:
         until = time.monotonic() + WRITE_S
         while self._counter("ssd_written_total") < count:
             if time.monotonic() > until:
-                raise TimeoutError(f"the node does not write to its disk: {self._store.node_stats().counters}")
+                raise TimeoutError(
+                    f"the node does not write to its disk: {self._store.node_stats().counters}"
+                )
             time.sleep(0.0005)
 
     def read(self) -> float:
