@@ -4,6 +4,7 @@ and not by a socket's "bad address" later.
 
 from __future__ import annotations
 
+import ctypes
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,7 +12,7 @@ import numpy as np
 import pytest
 
 from _engines import engine_pair
-from kvferry.errors import UnavailableError
+from kvferry.errors import InvalidArgumentError, UnavailableError
 
 
 def device_tensor(kind: str) -> Any:
@@ -35,3 +36,12 @@ def test_device_memory_without_its_driver_is_refused_by_name(torch_name: str, ki
         with pytest.raises(UnavailableError, match=rf"kind '{kind}' cannot be reached: .*not installed"):
             pair.client.register(device_tensor(torch_name), name="m")
         assert pair.client.register(np.zeros(64, np.uint8), name="m").id >= 0
+
+
+def test_an_address_that_is_not_mapped_is_refused_when_it_is_registered() -> None:
+    length = 1 << 12
+    nowhere = (ctypes.c_uint8 * length).from_address(length)  # the page after the first: never mapped
+    with engine_pair("tcp") as pair:
+        with pytest.raises(InvalidArgumentError, match="is not mapped"):
+            pair.client.register(nowhere, name="gone")
+        assert pair.client.register(np.zeros(64, np.uint8), name="good").id >= 0

@@ -53,9 +53,9 @@ class EngineProcess:
                 **{"kv_connector": "KVFerryConnector", **order["kv"]}
             )
         if order.get("ec"):
-            options["ec_transfer_config"] = ECTransferConfig(ec_connector="KVFerryECConnector", **order["ec"])
+            options["ec_transfer_config"] = ECTransferConfig(**order["ec"])
         if order.get("events"):
-            options["kv_events_config"] = KVEventsConfig(enable_kv_cache_events=True, **order["events"])
+            options["kv_events_config"] = KVEventsConfig(**order["events"])
         self.llm = LLM(**options)
         self.engine = self.llm.llm_engine
         self.core = self.engine.engine_core.engine_core

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import re
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,7 +12,7 @@ from typing import Any
 import pytest
 
 from engines.engine_lab import Lab, LabEngine
-from engines.harness import model_folder, until
+from engines.harness import ROOT, model_folder, until
 from kvferry.testing.nodes import NodeChild
 
 pytestmark = pytest.mark.engine
@@ -32,13 +34,22 @@ def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NodeChild]:
         yield started
 
 
+def documented(role: str) -> dict[str, str]:
+    """What docs/vllm.md and docs/vllm-migration.md tell to give to `--ec-transfer-config` for a role."""
+    pages = [ROOT / "docs" / name for name in ("vllm.md", "vllm-migration.md")]
+    text = "".join(page.read_text(encoding="utf-8") for page in pages)
+    found = [json.loads(each) for each in re.findall(r"--ec-transfer-config '([^']*)'", text)]
+    [config] = [each for each in found if each["ec_role"] == role]
+    return dict(config)
+
+
 def start(
     lab: Lab, role: str | None, node: NodeChild | None, folder: Path | None = None, **options: Any
 ) -> LabEngine:
     """An engine on the audio model; `role` None: without a connector."""
     where = str(node.cluster.directory if node is not None else folder)
     extra = {"log.level": "debug", "cluster.directory": where, **options}
-    ec = {"ec_role": role, "ec_connector_extra_config": extra} if role else None
+    ec = {**documented(role), "ec_connector_extra_config": extra} if role else None
     engine = lab.start(None, ec=ec, model=str(model_folder("audio")), enable_prefix_caching=False)
     assert engine.call("count_encoded") == 0
     return engine
@@ -158,7 +169,7 @@ def test_a_model_that_differs_in_its_type_shares_nothing(lab, node, encoder) -> 
     extra = {"cluster.directory": node.cluster.directory}
     half = lab.start(
         None,
-        ec={"ec_role": "ec_consumer", "ec_connector_extra_config": extra},
+        ec={**documented("ec_consumer"), "ec_connector_extra_config": extra},
         model=str(model_folder("audio")),
         dtype="bfloat16",
     )

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import random
+import re
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from engines.engine_lab import Lab, LabEngine
-from engines.harness import until
+from engines.harness import ROOT, until
 from engines.vllm_inprocess.prompts import BLOCK
 from kvferry.index import PrefixIndex
 from kvferry.router.events import EventFeed, EventSource
@@ -19,12 +22,20 @@ pytestmark = pytest.mark.engine
 NAME = "engine"
 
 
+def documented() -> dict[str, Any]:
+    """What docs/vllm.md tells to give to `--kv-events-config`."""
+    text = (ROOT / "docs" / "vllm.md").read_text(encoding="utf-8")
+    config: dict[str, Any] = json.loads(re.findall(r"--kv-events-config '([^']*)'", text)[0])
+    assert config["endpoint"].startswith("ipc://")
+    return config
+
+
 class Followed:
     """An engine whose events are listened to."""
 
     def __init__(self, lab: Lab, folder: Path, *, blocks: int, model: str | None = None) -> None:
         self.endpoint, self.replay = f"ipc://{folder}/events", f"ipc://{folder}/replay"
-        events = {"publisher": "zmq", "endpoint": self.endpoint, "replay_endpoint": self.replay}
+        events = {**documented(), "endpoint": self.endpoint, "replay_endpoint": self.replay}
         named = {} if model is None else {"model": model}
         self.engine: LabEngine = lab.start(
             None, events=events, num_gpu_blocks_override=blocks, max_model_len=1024, **named
