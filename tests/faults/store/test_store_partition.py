@@ -6,6 +6,7 @@ Membership is in an etcd beside one of them, so that the other one loses that, t
 from __future__ import annotations
 
 import functools
+import subprocess
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -105,3 +106,38 @@ def test_both_sides_of_a_partition_serve_what_they_hold_and_agree_afterwards(pai
         ops = pair.news()
         assert check(ops, promise) == []
         assert len(ops) > 200
+
+
+def make_buffers_small(hosts: Hosts) -> None:
+    """So that what is under way fills them. The test is skipped where that may not be set."""
+    for name in ("tcp_rmem", "tcp_wmem"):
+        setting = f"echo 4096 4096 4096 > /proc/sys/net/ipv4/{name}"
+        done = subprocess.run([*hosts.near.prefix, "sh", "-c", setting], stderr=subprocess.PIPE, check=False)
+        if done.returncode != 0:
+            pytest.skip(f"{name} of a network namespace cannot be set here: {done.stderr.decode().strip()}")
+
+
+def test_a_node_that_stops_while_it_reads_a_value_holds_up_its_put_no_longer(tmp_path: Path) -> None:
+    """It may be in the middle of the memory, which must not be used any more when the call has ended."""
+    with ExitStack() as undo:
+        hosts = undo.enter_context(two_hosts(CABLE))
+        make_buffers_small(hosts)
+        environ = {"KVFERRY_TRANSFER_TRANSPORTS": "tcp"}
+        flags = ("--dram", "96MiB", "--drain", "0")
+        node = undo.enter_context(NodeChild(tmp_path, *flags, environ=environ, prefix=hosts.near.prefix))
+        client = ClientProcess(node, tmp_path / "client.log")
+        undo.callback(client.kill)
+        key = f"value/{48 << 20}"
+        begin = time.monotonic()
+        assert client.ask("put", key) == "created 1"
+        whole_s = time.monotonic() - begin
+        assert client.ask("remove", key) == "ok"
+        client.news()
+        client.say("put", key)
+        time.sleep(whole_s / 2)
+        node.pause()
+        client.hear()
+        node.resume()
+        [put] = client.news()
+        assert put.outcome == "deadline_exceeded"
+        assert put.end - put.begin < CALL_S + 4.0  # it waited for 5 s more

@@ -8,7 +8,8 @@ namespace kvferry::store {
 namespace {
 
 constexpr milliseconds kUnregisterPatience{5000};
-constexpr std::uintptr_t kPage = 4096;  // or a part of one
+constexpr milliseconds kReaderPatience{100};  // until it is cut off
+constexpr std::uintptr_t kPage = 4096;        // or a part of one
 
 std::uintptr_t address_of(const void* data) { return reinterpret_cast<std::uintptr_t>(data); }
 
@@ -48,8 +49,13 @@ bool ProgramMemory::find(const Ranges& ranges, std::uintptr_t address, std::uint
 }
 
 ProgramMemory::Use::~Use() {
-  // Nothing uses them any more: whoever could has answered, or is gone.
-  for (const RegionKey& key : registered_) (void)memory_.engine_.unregister(key, kUnregisterPatience);
+  for (const RegionKey& key : registered_) {
+    // Nothing uses it any more: whoever could has answered, or is gone, or did not answer in time.
+    const milliseconds patience = reader_ ? kReaderPatience : kUnregisterPatience;
+    if (memory_.engine_.unregister(key, patience).code() != Code::kDeadlineExceeded || !reader_) continue;
+    reader_->close();
+    (void)memory_.engine_.unregister(key, kUnregisterPatience);
+  }
 }
 
 Status ProgramMemory::Use::cover(std::span<const std::span<const std::byte>> runs, std::uint8_t access) {

@@ -3,8 +3,10 @@
 
 #include <cstdint>
 #include <map>
+#include <memory>
 #include <mutex>
 #include <span>
+#include <utility>
 #include <vector>
 
 #include "kvferry/engine.h"
@@ -31,10 +33,12 @@ class ProgramMemory {
   Status add(void* data, std::uint64_t length);
   Status remove(void* data);
 
-  // Finds or registers runs of memory for one call; what it registered goes when it dies.
+  // Finds or registers runs of memory for one call; what it registered goes when it dies. `reader`: who was asked to
+  // read it; if it stands still in the middle of that, the connection is cut, so that the call need not wait for it.
   class Use {
    public:
-    explicit Use(ProgramMemory& memory) : memory_(memory) {}
+    explicit Use(ProgramMemory& memory, std::shared_ptr<Peer> reader = nullptr)
+        : memory_(memory), reader_(std::move(reader)) {}
     ~Use();
     Use(const Use&) = delete;
     Use& operator=(const Use&) = delete;
@@ -46,6 +50,7 @@ class ProgramMemory {
    private:
     Result<LocalRun> add(std::uintptr_t start, std::uint64_t length, std::uint8_t access);
     ProgramMemory& memory_;
+    const std::shared_ptr<Peer> reader_;
     std::vector<RegionKey> registered_;
     Ranges found_;  // of these
   };

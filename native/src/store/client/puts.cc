@@ -244,7 +244,7 @@ class ToNode {
 
   // The node reads a part while the next one is digested.
   void put_from(const Offers& offers) {
-    ProgramMemory::Use memory(*core_.memory);
+    ProgramMemory::Use memory(*core_.memory, home_.connection()->peer);
     std::vector<std::span<const std::byte>> sources;
     for (const Offer* offer : offers) sources.insert(sources.end(), offer->value.begin(), offer->value.end());
     if (const Status covered = memory.cover(sources, kRemoteRead); !covered.ok()) return fail_all(offers, covered);
