@@ -16,12 +16,9 @@ import pytest
 from kvferry.encoder import unpack
 from kvferry.errors import ProtocolError
 from kvferry.index import PrefixIndex, decode_batch
+from kvferry.router.events import EventFeed, EventSource
 from kvferry.testing.kv_events import FakePublisher
 from kvferry.testing.waiting import wait_until
-
-pytest.importorskip("zmq")
-
-from kvferry.router.events import EventFeed, EventSource
 
 NAME = "engine"
 

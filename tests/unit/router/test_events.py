@@ -8,13 +8,10 @@ import pytest
 
 from kvferry.errors import ConfigError, UnsupportedError
 from kvferry.index import PrefixIndex
-from kvferry.testing.kv_events import FakePublisher
-from kvferry.testing.waiting import wait_until
-
-pytest.importorskip("zmq")
-
 from kvferry.router import events as feed_module
 from kvferry.router.events import EventFeed, EventSource
+from kvferry.testing.kv_events import FakePublisher
+from kvferry.testing.waiting import wait_until
 
 SIZE = 4
 NAME = "http://engine"

@@ -14,8 +14,6 @@ from kvferry.router import RouterServer
 from kvferry.testing.kv_events import FakePublisher
 from kvferry.testing.router_cluster import RouterCluster
 
-pytest.importorskip("zmq")
-
 SIZE = 4
 PATIENCE_S = 30.0
 TEXT = "the same words as ever, and then some"

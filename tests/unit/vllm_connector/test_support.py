@@ -10,6 +10,7 @@ from kvferry.errors import UnsupportedError
 from kvferry_vllm import _support, plugin
 
 FACTORY = "vllm.distributed.kv_transfer.kv_connector.factory"
+EC_FACTORY = "vllm.distributed.ec_transfer.ec_connector.factory"
 
 
 @pytest.mark.parametrize("version", ["0.32.0", "0.32.0+cpu", "0.32.4"])
@@ -67,20 +68,26 @@ class TestPlugin:
                     raise ValueError(f"Connector '{name}' is already registered.")
                 cls.registered[name] = (module, class_name)
 
-        module = ModuleType(FACTORY)
-        module.KVConnectorFactory = Factory
-        for parent in ("vllm", "vllm.distributed", "vllm.distributed.kv_transfer"):
-            monkeypatch.setitem(sys.modules, parent, ModuleType(parent))
-        monkeypatch.setitem(sys.modules, "vllm.distributed.kv_transfer.kv_connector", ModuleType("x"))
-        monkeypatch.setitem(sys.modules, FACTORY, module)
+        for path, name in ((FACTORY, "KVConnectorFactory"), (EC_FACTORY, "ECConnectorFactory")):
+            parts = path.split(".")
+            for end in range(1, len(parts)):
+                parent = ".".join(parts[:end])
+                monkeypatch.setitem(sys.modules, parent, ModuleType(parent))
+            module = ModuleType(path)
+            setattr(module, name, Factory)
+            monkeypatch.setitem(sys.modules, path, module)
         return Factory
 
     def test_registers_once_however_often_it_is_called(self, factory):
         plugin.register()
         plugin.register()
-        assert factory.registered == {"KVFerryConnector": ("kvferry_vllm.connector", "KVFerryConnector")}
+        assert factory.registered == {
+            "KVFerryConnector": ("kvferry_vllm.connector", "KVFerryConnector"),
+            "KVFerryECConnector": ("kvferry_vllm.ec_connector", "KVFerryECConnector"),
+        }
 
     def test_a_vllm_without_connectors_starts_all_the_same(self, monkeypatch, caplog):
         monkeypatch.setitem(sys.modules, "vllm", ModuleType("vllm"))
         plugin.register()
-        assert "not available" in caplog.text
+        assert "KVFerryConnector is not available" in caplog.text
+        assert "KVFerryECConnector is not available" in caplog.text
