@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from pathlib import Path
 
 import pytest
 
@@ -80,6 +81,21 @@ def test_failed_load_of_a_hybrid_model_is_recomputed(lab: Lab) -> None:
         assert decode.metric(LOADED) == 3
         decode.all_blocks_free()
         prefill.all_blocks_free(timeout_s=5.0)
+
+
+@pytest.mark.slow
+def test_hybrid_model_is_pooled_by_group(lab: Lab, tmp_path: Path) -> None:
+    asked = numbered(3, 700)
+    options = {"cluster.directory": str(tmp_path), "store.dram": 256 << 20}
+    with lab.engine("kv_both", options=options, model=str(model_folder("sliding"))) as engine:
+        alone = tokens_of(engine.run(asked, MAX_TOKENS))
+        engine.all_blocks_free()
+        assert engine.call("forget_prefixes")
+        before = engine.metric(HITS)
+        assert tokens_of(engine.run(asked, MAX_TOKENS)) == alone
+        assert engine.metric(HITS) - before == 3 * (700 // BLOCK * BLOCK)
+        saved = engine.metric("kvferry_pool_saved_bytes_total")
+        assert 0 < engine.metric("kvferry_pool_loaded_bytes_total") < saved, "only windows are loaded"
 
 
 @pytest.mark.slow
