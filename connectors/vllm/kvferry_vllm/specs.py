@@ -31,7 +31,7 @@ def kinds_of(spec: Any) -> set[str]:
 
 def is_state(spec: Any) -> bool:
     """Whether a block is a recurrent state, which stands for all tokens before its end."""
-    return type(spec).__name__ == "MambaSpec"
+    return type(layer_spec(spec, "")).__name__ == "MambaSpec"
 
 
 def window_of(spec: Any) -> int:
@@ -39,6 +39,7 @@ def window_of(spec: Any) -> int:
 
     A full-attention spec may name a window too; vLLM keeps all of its blocks all the same.
     """
+    spec = layer_spec(spec, "")
     kind = type(spec).__name__
     if kind.startswith("SlidingWindow"):
         return int(spec.sliding_window)
@@ -62,7 +63,7 @@ def withheld_tokens(kv_cache_config: Any, vllm_config: Any) -> int:
     vLLM always computes a prompt's last token itself. A recurrent state must not hold that token yet; some
     draft models look further ahead.
     """
-    specs = [group.kv_cache_spec for group in kv_cache_config.kv_cache_groups]
+    specs = [layer_spec(group.kv_cache_spec, "") for group in kv_cache_config.kv_cache_groups]
     one = any(is_state(spec) or getattr(spec, "bounded_replay", False) for spec in specs)
     return max(int(one), int(getattr(vllm_config, "num_prefill_lookahead_tokens", 0)) - 1)
 

@@ -398,7 +398,8 @@ class Consumer:
             gone = load.at
             self._peers.report_failure(*gone.node, error)
         left = [target for target in load.targets if target not in load.given_back and target != gone]
-        if left:
+        # A lease that one rank does not confirm has ended everywhere, or is somebody else's.
+        if left and not isinstance(error, StaleError):
             self._in_background(lambda: self._release(address, left, "aborted"))
         return error
 

@@ -50,6 +50,8 @@ def _group_differences(ours: KVGeometry, theirs: KVGeometry, index: int) -> Iter
         yield from _layer_differences(our_group, their_group)
     if ours.table_of(index) != theirs.table_of(index):
         yield "list of block ids", ours.table_of(index), theirs.table_of(index), _SAME_MODEL
+    if not our_group.layer_names or not their_group.layer_names:
+        return  # a stage without layers of this group
     for field in ("kind", "window", "head_dim"):
         our_value, their_value = getattr(our_group, field), getattr(their_group, field)
         if our_value != their_value:

@@ -180,6 +180,19 @@ def test_a_lease_that_one_rank_gave_up_makes_the_load_void(world):
     assert isinstance(result.error, StaleError)
 
 
+def test_a_lease_for_other_blocks_is_left_to_its_rightful_reader(world):
+    make, _, _ = world
+    prefill, decode = make(Setup(2)), make(Setup(1))
+    remote = prefill.prefill(blocks_of(1))
+    wrong = replace(remote, block_ids=tuple(ids[::-1] for ids in remote.block_ids))
+    taken = [np.arange(6, 0, -1), np.where(np.arange(6) < 3, np.arange(7, 13), 0)]
+    (result,) = decode.load(wrong, taken)
+    assert isinstance(result.error, StaleError)
+    decode.chores.run()
+    assert prefill.ended() == [False, False]
+    assert decode.load(remote, blocks_of(2))[0].error is None
+
+
 @pytest.mark.parametrize(
     ("ranks", "stages", "sentence"),
     [

@@ -87,6 +87,23 @@ def test_stages_hold_parts_of_the_layers():
     check_compatible(build(), stage)
 
 
+def test_a_stage_may_have_no_layer_of_a_group():
+    specs = attention(), attention(SlidingWindowSpec, sliding_window=64)
+    whole = build(kv_caches(layers=4), *specs, layout="HND_KT")
+    caches = {name: tensor for name, tensor in kv_caches(layers=4).items() if name < layer_name(2)}
+    stage = build_geometry(
+        vllm_config(pipeline_parallel_size=2),
+        kv_cache_config(*specs),
+        cache_memory(caches),
+        ranks=Ranks(0, 0),
+        instruction_set="AVX2",
+        measure=lambda _block: "HND_KT",
+    )
+    assert [len(group.layer_names) for group in stage.groups] == [2, 0]
+    check_compatible(whole, stage)
+    check_compatible(stage, whole)
+
+
 def test_groups_that_share_memory_share_a_region():
     """vLLM overlays the layers of hybrid groups."""
     caches = kv_caches()
