@@ -86,6 +86,7 @@ class LocalStoreImpl final : public LocalStore {
   void drain_accesses();
   Status no_room(std::uint64_t bytes) const;
   Status no_room_yet(std::uint64_t bytes) const;
+  Status check_size(std::uint64_t bytes) const;
   // Offers are as good as free: they can be taken back at once.
   std::uint64_t used_bytes() const {
     return memory_.arenas().capacity() - memory_.arenas().free_bytes() - quick_.bytes();
@@ -97,7 +98,7 @@ class LocalStoreImpl final : public LocalStore {
   // call.
   enum class Waited { kChanged, kStuck, kLate };
   bool nothing_moves();
-  Waited wait_for_tiering(Lock& lock, std::uint64_t bytes, Deadline until);
+  Waited wait_for_tiering(Lock& lock, std::uint64_t missing, Deadline until, std::uint64_t of_load);
   void call_for_tiering();
   void room_changed();
   void tiering();
@@ -106,7 +107,7 @@ class LocalStoreImpl final : public LocalStore {
     Slot slot = kNoSlot;
     std::uint64_t pin_word = 0;
     ObjectId id;
-    std::uint64_t bytes = 0;  // of memory
+    std::uint64_t leaving = 0;  // bytes of memory
     SsdTier::Write write;
     bool to_log = false;
     bool taken = false;  // by another node
@@ -116,6 +117,7 @@ class LocalStoreImpl final : public LocalStore {
   std::uint64_t surplus();
   bool move_some(Lock& lock);
   std::size_t let_go(Lock& lock);
+  std::size_t choose(bool demote, std::vector<Departure>* batch);
   std::size_t write_through(Lock& lock);
   void take_along(Slot slot, bool to_log, std::vector<Departure>* batch);
   Departure departure_of(Slot slot) const;

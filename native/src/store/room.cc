@@ -23,16 +23,20 @@ std::optional<std::vector<Place>> LocalStoreImpl::take_room(std::uint64_t bytes,
   return std::nullopt;
 }
 
+Status LocalStoreImpl::check_size(std::uint64_t bytes) const {
+  const std::uint64_t capacity = memory_.arenas().capacity();
+  if (bytes <= kMaxObjectBytes && ArenaSet::rounded(bytes) <= capacity) return {};
+  return {Code::kOutOfRange, "an object of " + std::to_string(bytes) + " bytes is larger than all memory of the " +
+                                 "node, " + std::to_string(capacity) +
+                                 " bytes; give the node more (store.dram), or put the value in parts"};
+}
+
 // Where objects leave memory for elsewhere, that is waited for: who puts is slowed down to the pace of the disk.
 // Objects are dropped only where there is nowhere else for them.
 Result<std::vector<Place>> LocalStoreImpl::make_room(Lock& lock, std::uint64_t bytes, Deadline deadline,
                                                      Purpose purpose) {
-  const ArenaSet& arenas = memory_.arenas();
-  if (bytes > kMaxObjectBytes || ArenaSet::rounded(bytes) > arenas.capacity()) {
-    return {Code::kOutOfRange, "an object of " + std::to_string(bytes) + " bytes is larger than all memory of the " +
-                                   "node, " + std::to_string(arenas.capacity()) +
-                                   " bytes; give the node more (store.dram), or put the value in parts"};
-  }
+  KVF_RETURN_IF_ERROR(check_size(bytes));
+  const std::uint64_t rounded = ArenaSet::rounded(bytes);
   for (;;) {
     if (auto places = take_room(bytes, purpose)) return *std::move(places);
     if (free_offers(quick_.take_back()) || memory_.reclaim() > 0 || forget_expired()) continue;
@@ -40,13 +44,10 @@ Result<std::vector<Place>> LocalStoreImpl::make_room(Lock& lock, std::uint64_t b
     memory_.look_at_pins();
     if (!could_fit(bytes)) break;  // it would cost all that is here and not help
     // Enough although it is free, but not in one place: then as much again.
-    const std::uint64_t free = arenas.free_bytes();
-    const std::uint64_t missing = ArenaSet::rounded(bytes) > free ? ArenaSet::rounded(bytes) - free : bytes;
+    const std::uint64_t free = memory_.arenas().free_bytes();
+    const std::uint64_t missing = rounded > free ? rounded - free : bytes;
     if (tiers()) {
-      const std::uint64_t of_load = purpose == Purpose::kLoad ? ArenaSet::rounded(bytes) : 0;
-      loads_want_ += of_load;
-      const Waited waited = wait_for_tiering(lock, missing, deadline);
-      loads_want_ -= of_load;
+      const Waited waited = wait_for_tiering(lock, missing, deadline, purpose == Purpose::kLoad ? rounded : 0);
       if (closed_) return {Code::kUnavailable, "the node's store is closed"};
       if (waited == Waited::kLate) return no_room_yet(bytes);
       if (waited == Waited::kChanged) continue;

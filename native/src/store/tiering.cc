@@ -42,14 +42,17 @@ bool LocalStoreImpl::nothing_moves() {
 }
 
 // kChanged: look again.
-LocalStoreImpl::Waited LocalStoreImpl::wait_for_tiering(Lock& lock, std::uint64_t bytes, Deadline until) {
+LocalStoreImpl::Waited LocalStoreImpl::wait_for_tiering(Lock& lock, std::uint64_t missing, Deadline until,
+                                                        std::uint64_t of_load) {
   if (nothing_moves()) return Waited::kStuck;
   const std::uint64_t changes = room_changes_;
-  wanted_bytes_ = std::max(wanted_bytes_, bytes);
+  wanted_bytes_ = std::max(wanted_bytes_, missing);
+  loads_want_ += of_load;
   pressed_until_ = deadline_in(kPressure);
   call_for_tiering();
   room_made_.wait_until(lock, sooner(until, deadline_in(kLookAround)),
                         [&] { return closed_ || room_changes_ != changes; });
+  loads_want_ -= of_load;
   return room_changes_ == changes && expired(until) ? Waited::kLate : Waited::kChanged;
 }
 
@@ -100,33 +103,41 @@ std::size_t LocalStoreImpl::let_go(Lock& lock) {
   drain_accesses();
   memory_.look_at_pins();
   const bool demote = options_.demote_to_remote && on_demote_;
-  const bool to_log = ssd_ && ssd_->usable() && full_rounds_ < kMostFullRounds;
   std::vector<Departure> batch;
-  std::uint64_t size = 0;
-  std::vector<Retired> retired;
-  const std::uint64_t most = std::min(surplus(), batch_bytes());
-  wanted_bytes_ = 0;
-  while (batch.size() < kBatchObjects && size < most) {
-    const Slot slot = next_victim();
-    if (slot == kNoSlot) break;
-    const bool extra = table_->records().extra(slot);
-    size += ArenaSet::rounded(table_->entry(slot).held.bytes);
-    if (extra || (!demote && (!to_log || table_->log_place(slot)))) {
-      retired.push_back(leave_memory(slot));
-      continue;
-    }
-    take_along(slot, to_log, &batch);
-    leaving_bytes_ += batch.back().bytes;
-  }
-  const std::size_t objects = retired.size() + batch.size();
-  retire(std::move(retired));
-  if (objects > batch.size()) room_changed();
-  if (batch.empty()) return objects;
+  const std::size_t at_once = choose(demote, &batch);
+  if (at_once > 0) room_changed();
+  if (batch.empty()) return at_once;
   if (surplus() > 0) call_for_tiering();  // another thread goes on with these
   move_out(lock, batch, demote);
   settle(batch, /*leave=*/true);
   if (full_rounds_ >= kMostFullRounds) full_rounds_ = 0;  // the next round tries again
   room_changed();
+  return at_once + batch.size();
+}
+
+// What is to be moved, into `batch`; what need not be has left. The count of these.
+std::size_t LocalStoreImpl::choose(bool demote, std::vector<Departure>* batch) {
+  const bool to_log = ssd_ && ssd_->usable() && full_rounds_ < kMostFullRounds;
+  std::vector<Retired> retired;
+  std::uint64_t size = 0;
+  const std::uint64_t most = std::min(surplus(), batch_bytes());
+  wanted_bytes_ = 0;
+  while (batch->size() < kBatchObjects && size < most) {
+    const Slot slot = next_victim();
+    if (slot == kNoSlot) break;
+    const bool extra = table_->records().extra(slot);
+    const std::uint64_t bytes = ArenaSet::rounded(table_->entry(slot).held.bytes);
+    size += bytes;
+    if (extra || (!demote && (!to_log || table_->log_place(slot)))) {
+      retired.push_back(leave_memory(slot));
+      continue;
+    }
+    take_along(slot, to_log, batch);
+    batch->back().leaving = bytes;
+    leaving_bytes_ += bytes;
+  }
+  const std::size_t objects = retired.size();
+  retire(std::move(retired));
   return objects;
 }
 
@@ -147,7 +158,7 @@ std::size_t LocalStoreImpl::write_through(Lock& lock) {
       continue;
     }
     take_along(*slot, /*to_log=*/true, &batch);
-    size += batch.back().bytes;
+    size += ArenaSet::rounded(table_->entry(*slot).held.bytes);
   }
   unwritten_.insert(unwritten_.end(), later.begin(), later.end());
   if (batch.empty()) return 0;
@@ -170,7 +181,6 @@ LocalStoreImpl::Departure LocalStoreImpl::departure_of(Slot slot) const {
   departure.slot = slot;
   departure.pin_word = table_->pin_word_of(slot);
   departure.id = table_->id(slot);
-  departure.bytes = ArenaSet::rounded(table_->entry(slot).held.bytes);
   SsdObject& object = departure.write.object;
   object.object = table_->describe(slot, monotonic_ms());
   object.digest = table_->entry(slot).held.digest;
@@ -214,7 +224,7 @@ void LocalStoreImpl::settle(std::vector<Departure>& batch, bool leave) {
   for (Departure& departure : batch) {
     const Slot slot = departure.slot;
     memory_.drop(departure.pin_word);
-    if (leave) leaving_bytes_ -= departure.bytes;
+    leaving_bytes_ -= departure.leaving;
     const bool there = table_->holds(departure.pin_word);
     const bool stored = note_place(departure);
     written |= stored;

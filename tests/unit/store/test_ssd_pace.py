@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -16,16 +16,11 @@ MIB = 1 << 20
 DRAM_MIB, OBJECTS, WRITERS = 16, 160, 3
 
 
-def put_some(store: Store, value: bytes, writer: int, failures: list[BaseException]) -> None:
-    try:
-        for first in range(0, OBJECTS, 10):
-            keys = [f"{writer}-{number}" for number in range(first, first + 10)]
-            for result in store.put_many(keys, [value] * len(keys), timeout_s=60):
-                if result.error is not None:
-                    raise result.error
-    except BaseException as error:
-        failures.append(error)
-        raise
+def put_some(store: Store, value: bytes, writer: int) -> None:
+    for first in range(0, OBJECTS, 10):
+        keys = [f"{writer}-{number}" for number in range(first, first + 10)]
+        errors = [result.error for result in store.put_many(keys, [value] * len(keys), timeout_s=60)]
+        assert errors == [None] * len(keys)
 
 
 @pytest.mark.parametrize("mode", ["back", "through"])
@@ -33,16 +28,10 @@ def test_writers_are_slowed_down_and_nothing_is_lost(tmp_path: Path, mode: str) 
     value = os.urandom(MIB // 2)
     config = settings(dram=DRAM_MIB * MIB, ssd_directory=str(tmp_path / "log"), ssd=1 << 30, ssd_write=mode)
     with open_embedded(config) as store:
-        failures: list[BaseException] = []
-        writers = [
-            threading.Thread(target=put_some, args=(store, value, writer, failures))
-            for writer in range(WRITERS)
-        ]
-        for thread in writers:
-            thread.start()
-        for thread in writers:
-            thread.join(timeout=120)
-        assert not failures
+        with ThreadPoolExecutor(WRITERS) as pool:
+            done = [pool.submit(put_some, store, value, writer) for writer in range(WRITERS)]
+        for writer in done:
+            writer.result()
         keys = [f"{writer}-{number}" for writer in range(WRITERS) for number in range(OBJECTS)]
         stats = store.node_stats()
         assert stats.counters["ssd_skipped_total"] == 0
