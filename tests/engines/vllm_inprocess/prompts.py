@@ -30,6 +30,11 @@ def prompts() -> list[list[int]]:
     ]
 
 
+def fifty() -> list[list[int]]:
+    """50 prompts of 20 to 461 tokens that share no beginning."""
+    return [_tokens(20 + 9 * index, seed=5000 + index) for index in range(50)]
+
+
 def numbered(count: int, length: int = 70, seed: int = 0) -> list[list[int]]:
     """Prompts of one length, all different."""
     return [_tokens(length, seed=10_000 * (seed + 1) + 100 * length + index) for index in range(count)]

@@ -11,7 +11,7 @@ import pytest
 
 from engines.engine_lab import Lab, LabEngine
 from engines.harness import model_folder, until
-from engines.vllm_inprocess.prompts import BLOCK, MAX_TOKENS, numbered, prompts, tokens_of
+from engines.vllm_inprocess.prompts import BLOCK, MAX_TOKENS, fifty, numbered, prompts, tokens_of
 from kvferry.store import Store
 from kvferry.testing.nodes import NodeChild
 
@@ -43,7 +43,7 @@ def alone(tmp_path: Path) -> Mapping[str, Any]:
 
 @pytest.fixture
 def node(tmp_path: Path) -> Iterator[NodeChild]:
-    with NodeChild(tmp_path, "--dram", "96MiB") as started:
+    with NodeChild(tmp_path, "--dram", "160MiB") as started:
         yield started
 
 
@@ -94,21 +94,24 @@ def test_permuted_blocks_give_other_tokens(lab: Lab, reference, alone) -> None:
 
 
 def test_engines_share_a_node_which_outlives_them(lab: Lab, reference, shared) -> None:
-    asked = numbered(6, 150)
+    asked = fifty()
+    stored = sum(pooled_tokens(prompt) for prompt in asked)
     with lab.engine("kv_both", options=shared) as other:
         with lab.engine("kv_both", options=shared) as first:
             assert tokens_of(first.run(asked, MAX_TOKENS)) == reference.tokens(asked)
             first.all_blocks_free()
             # A prompt's blocks, and those of the answer as far as they are full.
-            assert first.metric(SAVED) == 6 * full_blocks(150 + MAX_TOKENS - 1)
+            assert first.metric(SAVED) == sum(full_blocks(len(one) + MAX_TOKENS - 1) for one in asked)
             assert tokens_of(other.run(asked, MAX_TOKENS)) == reference.tokens(asked)
-            assert other.metric(HITS) == 6 * pooled_tokens(asked[0])
+            assert other.metric(HITS) == stored
             other.all_blocks_free()
             assert other.metric(SAVED) == 0  # all of it was there
-        longer = [prompt + numbered(1, 40)[0] for prompt in asked]
         with lab.engine("kv_both", options=shared) as restarted:
+            assert tokens_of(restarted.run(asked, MAX_TOKENS)) == reference.tokens(asked)
+            longer = [prompt + numbered(1, 40)[0] for prompt in asked[:6]]
+            settled(restarted)
             assert tokens_of(restarted.run(longer, MAX_TOKENS)) == reference.tokens(longer)
-            assert restarted.metric(HITS) == 6 * pooled_tokens(asked[0])
+            assert restarted.metric(HITS) == stored + sum(pooled_tokens(prompt) for prompt in asked[:6])
             assert restarted.metric(FAILED) == 0
             restarted.all_blocks_free()
 
@@ -164,6 +167,13 @@ def test_own_cache_then_pool_then_prefill_engine(lab: Lab, reference, shared) ->
             [whole]
         )
         assert decode.metric(HANDED_OFF) == 1
+        settled(decode)
+        settled(prefill)
+        asked = fifty()
+        answers = decode.run(asked, MAX_TOKENS, prefill.prefill(asked))
+        assert tokens_of(answers) == reference.tokens(asked)
+        assert decode.metric(FAILED) == 0
+        assert decode.metric("kvferry_handoff_loads_total|failed") == 0
         prefill.all_blocks_free()
         decode.all_blocks_free()
 
