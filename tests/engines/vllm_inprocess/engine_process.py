@@ -15,6 +15,7 @@ import socket
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 ENVIRONMENT = {
@@ -190,6 +191,26 @@ class EngineProcess:
 
     def do_forget_pool(self) -> bool:
         return bool(self.scheduler.reset_prefix_cache(reset_connector=True))
+
+    def do_block_hash(self, **request: Any) -> str:
+        """vLLM's hash of the first block of a request: `tokens`, and any of `lora`, `salt`, `media`."""
+        from vllm.utils.hashing import get_hash_fn_by_name
+        from vllm.v1.core import kv_cache_utils
+
+        lora, media = request.get("lora"), request.get("media", [])
+        stand_in = SimpleNamespace(
+            lora_request=lora and SimpleNamespace(lora_name=lora[0], lora_path=lora[1]),
+            cache_salt=request.get("salt"),
+            prompt_embeds=None,
+            mm_features=[
+                SimpleNamespace(identifier=name, mm_position=SimpleNamespace(offset=offset, length=length))
+                for name, offset, length in media
+            ],
+        )
+        tokens = request["tokens"]
+        extra, _ = kv_cache_utils.generate_block_hash_extra_keys(stand_in, 0, len(tokens), 0)
+        hash_function = get_hash_fn_by_name(self.core.vllm_config.cache_config.prefix_caching_hash_algo)
+        return kv_cache_utils.hash_block_tokens(hash_function, None, tokens, extra).hex()
 
     def do_state(self) -> dict[str, Any]:
         statuses = [request.status.name for request in self.scheduler.requests.values()]

@@ -143,6 +143,28 @@ def test_what_must_not_be_shared_is_not(lab: Lab, reference, shared) -> None:
             other.all_blocks_free()
 
 
+def test_what_vllm_puts_into_its_block_hashes(lab: Lab, prefill: LabEngine, decode: LabEngine) -> None:
+    """Our keys rely on vLLM's hashes for what differs from request to request: they cover it, each apart from
+    the others, and are the same in all processes. A vLLM that changes this fails here."""
+    requests: list[dict[str, Any]] = [
+        {},
+        {"lora": ("x", "/a")},
+        {"lora": ("y", "/a")},
+        {"lora": ("x", "/b")},
+        {"salt": "x"},
+        {"salt": "y"},
+        {"media": [("x", 4, 8)]},
+        {"media": [("y", 4, 8)]},
+        {"media": [("x", 5, 8)]},
+        {"media": [("x", 4, 8), ("x", 12, 8)]},
+        {"lora": ("x", "/a"), "salt": "x"},
+    ]
+    tokens = list(range(BLOCK))
+    found = [prefill.call("block_hash", tokens=tokens, **one) for one in requests]
+    assert len(set(found)) == len(requests)
+    assert found == [decode.call("block_hash", tokens=tokens, **one) for one in requests]
+
+
 def test_own_cache_then_pool_then_prefill_engine(lab: Lab, reference, shared) -> None:
     """A consumer asks the prefill engine only for what neither it nor the pool has."""
     options = {**shared, "pool.enabled": "on"}
