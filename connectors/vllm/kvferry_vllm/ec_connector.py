@@ -129,7 +129,8 @@ class KVFerryECConnector(ECConnectorBase):
 
     def ensure_cache_available(self, request: Any, num_computed_tokens: int) -> bool:
         """Say whether the request can be scheduled; False while the store is asked, for a bounded time."""
-        promised = request.ec_transfer_params or {}
+        params = request.ec_transfer_params  # a client may have sent anything
+        promised = params if isinstance(params, dict) else ()
         grace_s = 0.0 if self.is_producer else ON_ITS_WAY_S
         return self._planner.settled(
             Medium(

@@ -15,7 +15,7 @@ from engines.engine_lab import Lab, LabEngine
 from engines.harness import ROOT, model_folder, until
 from kvferry.testing.nodes import NodeChild
 
-pytestmark = pytest.mark.engine
+pytestmark = [pytest.mark.engine, pytest.mark.timeout(400)]
 
 SOUND = "<|audio_bos|><|AUDIO|><|audio_eos|>"
 QUESTION = f"Audio 1: {SOUND} What is it?"
@@ -117,6 +117,11 @@ def test_what_nobody_encoded_is_encoded_here(consumer, expected) -> None:
     before = consumer.metric(ABSENT), consumer.call("count_encoded")
     assert ask(consumer, 4)["tokens"] == expected[4]
     assert (consumer.metric(ABSENT), consumer.call("count_encoded")) == (before[0] + 1, before[1] + 1)
+
+
+@pytest.mark.parametrize("params", [5, "x", ["x"], {"x": 5}])
+def test_whatever_a_client_sends_as_parameters_does_no_harm(consumer, expected, params) -> None:
+    assert ask(consumer, 4, params)["tokens"] == expected[4]
 
 
 def test_an_output_on_its_way_is_waited_for_and_put_anew_if_the_store_forgot_it(

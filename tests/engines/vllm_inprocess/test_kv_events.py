@@ -17,7 +17,7 @@ from engines.vllm_inprocess.prompts import BLOCK
 from kvferry.index import PrefixIndex
 from kvferry.router.events import EventFeed, EventSource
 
-pytestmark = pytest.mark.engine
+pytestmark = [pytest.mark.engine, pytest.mark.timeout(400)]
 
 NAME = "engine"
 
