@@ -45,3 +45,4 @@ class HandoffOrders(msgspec.Struct, frozen=True):
     follows: tuple[StreamRequest, ...] = ()
     stream_loads: tuple[StreamLoad, ...] = ()
     stream_releases: tuple[tuple[str, ReleaseReason], ...] = ()  # request id, reason
+    own_streams: tuple[str, ...] = ()  # of our own, which nobody needs to read

@@ -265,6 +265,7 @@ class HandoffScheduler:
             follows=tuple(self._new_follows),
             stream_loads=tuple(self._stream_loads),
             stream_releases=tuple(self._stream_releases),
+            own_streams=tuple(self._own_streams),
         )
         self._reset_orders()
         return orders
@@ -286,6 +287,7 @@ class HandoffScheduler:
         self._new_follows: list[StreamRequest] = []
         self._stream_loads: list[StreamLoad] = []
         self._stream_releases: list[tuple[str, ReleaseReason]] = []
+        self._own_streams: list[str] = []
 
     def _follow(self, prompt: Prompt, *, refused: bool) -> None:
         try:
@@ -293,14 +295,17 @@ class HandoffScheduler:
         except InvalidArgumentError as error:
             self._refuse(prompt, "invalid_params", str(error))
             return
+        if address.node_ids == tuple(worker.node_id for worker in self._workers):
+            # from ourselves: what there is of it is in the local prefix cache, or will be
+            self._own_streams.append(address.stream)
+            prompt.params["do_remote_prefill"] = False
+            return
         self._follows[prompt.request_id] = (prompt, address)
         self._new_follows.append(
             StreamRequest(prompt.request_id, address, _digest(prompt), prompt.num_tokens)
         )
         reason = self._why_not_here(prompt)
-        if address.node_ids == tuple(worker.node_id for worker in self._workers):
-            self.give_back(prompt.request_id, "done")
-        elif reason is not None:
+        if reason is not None:
             if not refused:
                 self._refuse(prompt, *reason)
             self.give_back(prompt.request_id, "rejected")

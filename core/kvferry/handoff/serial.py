@@ -26,7 +26,7 @@ class SerialThread:
         self._jobs: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
         self._flush = flush
         self._tick = tick
-        self._closed = False
+        self._closed = False  # set by the thread
         self.post: Callable[[Job], None] = self._jobs.put
         self.failures = 0
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
@@ -36,8 +36,7 @@ class SerialThread:
         self._thread.start()
 
     def close(self, timeout_s: float = 2.0) -> None:
-        """Stop the thread and wait for it; jobs that are still queued are dropped."""
-        self._closed = True
+        """Stop the thread after what is queued, and wait for it."""
         self._jobs.put(None)
         if self._thread.is_alive():
             self._thread.join(timeout_s)
@@ -58,13 +57,13 @@ class SerialThread:
                 self._guarded(self._tick)
 
     def _run_all(self, job: Job | None) -> None:
-        while not self._closed:
-            if job is not None:
-                self._guarded(job)
+        while job is not None:
+            self._guarded(job)
             try:
                 job = self._jobs.get_nowait()
             except queue.Empty:
                 return
+        self._closed = True
 
     def _guarded(self, job: Job) -> object:
         """Run a job; the thread must outlive a bug in it, or all streams would hang until their deadlines."""

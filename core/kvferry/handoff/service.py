@@ -272,6 +272,8 @@ class HandoffWorker:
             self.streams.load(stream_load)
         for request_id, reason in orders.stream_releases:
             self.streams.release(request_id, reason)
+        for stream in orders.own_streams:
+            self.streams.forgo(stream)
         for request_id in orders.cancels:
             self.streams.cancel(request_id)
 

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from kvferry.transfer import Engine
 
 Poster = Callable[[Job], None]
+NOBODY = 0  # handles of peers count from 1
 
 
 class Streams:
@@ -85,6 +86,10 @@ class Streams:
     def finish(self, ending: Ending) -> None:
         """A streamed request is over."""
         self._post(lambda: self._table.finish(ending))
+
+    def forgo(self, stream: str) -> None:
+        """Nobody will read a stream of ours."""
+        self._post(lambda: self._table.cancel(NOBODY, StreamCancel(stream, "done")))
 
     # Consumer
 

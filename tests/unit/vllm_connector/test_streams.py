@@ -137,6 +137,14 @@ class TestConsumer:
         counts, _ = scheduler.take_counts()
         assert counts == {"refused_wrong_role": 1}
 
+    def test_from_ourselves(self):
+        scheduler = half()
+        scheduler.set_workers({0: WorkerAddress(NODE, ENDPOINT)})
+        asked = self.following(scheduler)
+        orders = scheduler.take_orders().handoff
+        assert (orders.follows, orders.own_streams) == ((), (STREAM,))
+        assert scheduler.matched_tokens(asked, 0) == (0, False)
+
     def test_nonsense_is_refused(self):
         scheduler = half()
         params = {"do_remote_prefill": True, "kvferry": {"stream": STREAM, "node_ids": "x"}}
