@@ -420,8 +420,8 @@ class StreamReceiver:
 
     def _hand_over(self, incoming: _Incoming, remote: RemotePrefill) -> None:
         """The rest is a load like any other."""
-        load = incoming.load
-        if load is None:
+        load, early = incoming.load, incoming.early
+        if load is None or early is None:
             return
         if incoming.dirty and not self._pull(incoming):
             self._counts["late_pulls"] += 1  # the link is slower than the prefill
@@ -429,7 +429,7 @@ class StreamReceiver:
             return
         self._forget(incoming)
         self._counts["streams_handed_over"] += 1
-        logger.debug("finished request=%s in_flight=%d", load.request_id, incoming.early.in_flight())
+        logger.debug("finished request=%s in_flight=%d", load.request_id, early.in_flight())
         self._consumer.submit(
             LoadRequest(
                 load.request_id,
@@ -437,7 +437,7 @@ class StreamReceiver:
                 load.local_block_ids,
                 load.first_token,
                 load.num_tokens,
-                early=incoming.early,
+                early=early,
             )
         )
 
