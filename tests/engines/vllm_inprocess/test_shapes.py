@@ -33,7 +33,7 @@ def hand_off(prefill: LabEngine, decode: LabEngine, asked: list[list[int]], rank
     }.items():
         assert after.get(key, 0) - before.get(key, 0) == grown, key
     decode.all_blocks_free()
-    prefill.all_blocks_free(timeout_s=5.0)
+    prefill.all_blocks_free()
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
@@ -80,7 +80,7 @@ def test_failed_load_of_a_hybrid_model_is_recomputed(lab: Lab) -> None:
         assert tokens_of(decode.run(asked, MAX_TOKENS, params)) == alone  # the leases were left alone
         assert decode.metric(LOADED) == 3
         decode.all_blocks_free()
-        prefill.all_blocks_free(timeout_s=5.0)
+        prefill.all_blocks_free()
 
 
 @pytest.mark.slow
