@@ -62,7 +62,7 @@ class Campaign:
         raced = [f"r{number}/raced-{n}/{RACED_SIZES[n % len(RACED_SIZES)]}" for n in range(6)]
         some, others = (durable, durable) if scenario.only_durable else (volatile, raced)
         clients = list(pool.clients)
-        seconds = self._traffic_s + (self._pause_s if scenario.pauses else 0.0)
+        seconds = scenario.traffic(self._traffic_s, self._pause_s)
         for client in clients:
             writes = not scenario.only_durable
             client.say("run", durable, some, others, writes, seconds, f"{self.seed}:{number}:{client.name}")

@@ -137,7 +137,11 @@ class Scenario:
     strike: Callable[[Round], None]
     only_durable: bool = False  # the clients write nothing
     short: bool = False  # among those of CI
-    pauses: bool = False  # for `Round.pause_s`, and the traffic goes on all the while
+    pauses: bool = False  # for `Round.pause_s`
+
+    def traffic(self, traffic_s: float, pause_s: float) -> float:
+        """For how long there is traffic: all the while that something pauses, too."""
+        return traffic_s + pause_s if self.pauses else traffic_s
 
 
 SCENARIOS = (
