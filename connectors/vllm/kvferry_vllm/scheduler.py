@@ -94,6 +94,7 @@ class SchedulerHalf:
             del request.prompt_token_ids[-count:]
             del request._all_token_ids[-count:]
             request.num_prompt_tokens -= count
+            request.max_tokens = 1  # an answer to a shortened prompt means nothing
 
     def matched_tokens(self, request: Any, num_computed_tokens: int) -> tuple[int | None, bool]:
         """How many prompt tokens beyond `num_computed_tokens` to load; None: ask again later.

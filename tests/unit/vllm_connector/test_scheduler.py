@@ -336,6 +336,7 @@ class TestProducer:
         asked._all_token_ids = list(asked.prompt_token_ids)
         scheduler.on_new_request(asked)
         assert asked.num_prompt_tokens == len(asked.prompt_token_ids) == len(asked._all_token_ids) == 69
+        assert asked.max_tokens == 1
         _, params = scheduler.request_finished(asked, ([4, 5, 6],))
         assert params["remote_num_tokens"] == 69
         taker = half()
