@@ -127,7 +127,7 @@ class WorkerHalf:
         handoff.carry_out(orders.handoff)
         if self._pool is not None and orders.pool is not None:
             self._parts.begin(load.request_id for load in orders.pool.loads)
-            self._pool.start_loads(orders.pool)
+            self._pool.start_loads(orders.pool, idle=orders.idle)
 
     def end_step(self, orders: StepOrders) -> None:
         """Begin to save what the step computed, and announce it; returns at once."""

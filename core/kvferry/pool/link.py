@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import threading
 import time
@@ -42,10 +43,18 @@ class StoreLink:
             store = self._store
         return store if store is not None else self._opened()
 
-    def ready(self) -> Any:
-        """Return the store if it is open, else None; never blocks."""
+    def attach(self) -> None:
+        """Open the store now rather than when it is needed; a failure is logged, and it is tried again."""
+        with contextlib.suppress(KVFerryError):
+            self.get()
+
+    def local(self) -> Any:
+        """Return the store if it is open and has one node, whose index and memory calls then reach in place;
+        else None. Never blocks.
+        """
         with self._lock:
-            return self._store
+            store = self._store
+        return store if store is not None and len(store.members) == 1 else None
 
     def close(self) -> None:
         """Close the store; idempotent."""

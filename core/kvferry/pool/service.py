@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -44,14 +43,14 @@ class PoolFront:
         if embedded is not None:
             self._link.get()
         else:  # attach before the first request needs it
-            self._threads.submit(self._attach)
+            self._threads.submit(self._link.attach)
         lookups = Lookups(
             self._link.get,
             keys.groups,
             ranks=keys.ranks,
             submit=self._threads.submit,
             timeout_s=config.pool.lookup_timeout_s,
-            local=self._local,
+            local=self._link.local,
         )
         node = "" if embedded is None else embedded.own_endpoint
         self.scheduler = PoolScheduler(keys, lookups, max_held=0, node=node)
@@ -71,15 +70,6 @@ class PoolFront:
         logger.info("removed %d blocks from the pool", removed)
         return True
 
-    def _attach(self) -> None:
-        with contextlib.suppress(KVFerryError):  # it has been logged, and is tried again
-            self._link.get()
-
-    def _local(self) -> Any:
-        """The store if it can be asked in place: one node, whose index lies in shared memory."""
-        store = self._link.ready()
-        return store if store is not None and len(store.members) == 1 else None
-
     def close(self) -> None:
         """Stop asking, and end the node if it is ours; idempotent."""
         self._threads.close()
@@ -96,6 +86,7 @@ class PoolBack:
         self._config = config
         self._buffers = tuple(buffers)
         self._node = ""
+        self._attached = False
         self._link = StoreLink(self._open)
         self._loads = ThreadPool(config.pool.max_concurrent_loads, "kvferry-pool-load")
         self._saves = ThreadPool(config.pool.max_concurrent_saves, "kvferry-pool-save")
@@ -105,13 +96,16 @@ class PoolBack:
             rank=rank,
             loads=self._loads.submit,
             saves=self._saves.submit,
+            local=self._link.local,
             limits=PoolLimits(config.pool.load_timeout_s, config.pool.save_timeout_s),
         )
 
-    def start_loads(self, orders: PoolOrders) -> None:
-        """See `PoolWorker.start_loads`. Orders say which node it is."""
+    def start_loads(self, orders: PoolOrders, *, idle: bool = False) -> None:
+        """See `PoolWorker.start_loads`. Orders say which node it is; the first ones have us attach to it."""
         self._node = orders.node
-        self.worker.start_loads(orders)
+        if not self._attached:
+            self._attached = self._loads.submit(self._link.attach)
+        self.worker.start_loads(orders, idle=idle)
 
     def close(self) -> None:
         """Stop; what runs ends by its deadline or with the connection. Idempotent."""

@@ -33,6 +33,9 @@ from kvferry.pool.memory import GroupMemory
 logger = logging.getLogger(__name__)
 
 BATCH_BYTES = 32 << 20  # moved by one call; between calls a load can be cancelled
+AT_ONCE_S = 0.1  # how long an idle step may load itself
+SLOW_S = 0.02  # what takes longer was not in memory, or the processor is busy,
+PAUSE_S = 2.0  # and idle steps leave loads to other threads for so long
 
 
 class PoolLoad(NamedTuple):
@@ -80,8 +83,9 @@ class _Load:
 class PoolWorker:
     """One worker's loads and saves. Thread-safe; no method but `close` blocks.
 
-    `store` returns the store, or raises `KVFerryError`; it may connect first. `loads` and `saves` run a job
-    on another thread, and bound by their number of threads how many run at once.
+    `store` returns the store, or raises `KVFerryError`; it may connect first. `local` returns it if blocks
+    lie in this machine's memory, most likely, else None. `loads` and `saves` run a job on another thread, and
+    bound by their number of threads how many run at once.
     """
 
     def __init__(
@@ -93,9 +97,12 @@ class PoolWorker:
         loads: Callable[[Callable[[], None]], bool],
         saves: Callable[[Callable[[], None]], bool],
         limits: PoolLimits,
+        local: Callable[[], Any] = lambda: None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._store = store
+        self._local = local
+        self._at_once_from = clock()
         self._memory = tuple(memory)
         self._rank = rank
         self._submit_load = loads
@@ -110,8 +117,13 @@ class PoolWorker:
         self._counts: Counter[str] = Counter()
         self._warnings = WarningThrottle(clock=clock)
 
-    def start_loads(self, orders: PoolOrders) -> None:
-        """Begin the loads of a step, and end those that nobody wants any more."""
+    def start_loads(self, orders: PoolOrders, *, idle: bool = False) -> None:
+        """Begin the loads of a step, and end those that nobody wants any more.
+
+        `idle`: the step has nothing else to do, so what lies in this machine's memory is loaded here and now,
+        in at most `AT_ONCE_S`: other threads would have to be waited for.
+        """
+        at_once_until = self._clock() + AT_ONCE_S if idle else 0.0
         for job in orders.loads:
             load = _Load(job, self._clock())
             with self._lock:
@@ -119,6 +131,8 @@ class PoolWorker:
                     self._counts["loads|duplicate"] += 1
                     continue
                 self._loads[job.request_id] = load
+            if self._loaded_at_once(load, at_once_until):
+                continue
             if not self._submit_load(functools.partial(self._run_load, load)):
                 self._end_load(load, CancelledError("the engine is shutting down"))
         for request_id in orders.cancels:
@@ -160,10 +174,27 @@ class PoolWorker:
             counts, self._counts = self._counts, Counter()
             return {name: count for name, count in counts.items() if count}
 
+    def _loaded_at_once(self, load: _Load, until: float) -> bool:
+        """Load in this thread if that is quick; False: it is not, or not known to be."""
+        if not self._at_once_from <= self._clock() < until or self._local() is None:
+            return False
+        started, failure = self._clock(), None
+        try:
+            self._load(load, until)
+        except KVFerryError as error:
+            failure = error
+        if self._clock() - started > SLOW_S:
+            self._at_once_from = self._clock() + PAUSE_S
+        if isinstance(failure, DeadlineExceededError):
+            load.blocks = load.bytes = 0
+            return False
+        self._end_load(load, failure)
+        return True
+
     def _run_load(self, load: _Load) -> None:
         error: KVFerryError | None = None
         try:
-            self._load(load)
+            self._load(load, load.started_at + self._limits.load_timeout_s)
         except KVFerryError as failure:
             error = failure
         except Exception as failure:
@@ -172,8 +203,7 @@ class PoolWorker:
         finally:  # whatever happened: a load without a result would keep its request for ever
             self._end_load(load, error)
 
-    def _load(self, load: _Load) -> None:
-        deadline = load.started_at + self._limits.load_timeout_s
+    def _load(self, load: _Load, deadline: float) -> None:
         for batch in self._batches(load.job.spans):
             if load.cancelled:
                 raise CancelledError("the request was aborted")

@@ -5,7 +5,13 @@ import pytest
 
 from _pool import LAYERS, ROW, Later, Memory, at_once, hashes, keys, value
 from kvferry.config import load_config
-from kvferry.errors import CancelledError, InternalError, OutOfRangeError, UnavailableError
+from kvferry.errors import (
+    CancelledError,
+    DeadlineExceededError,
+    InternalError,
+    OutOfRangeError,
+    UnavailableError,
+)
 from kvferry.pool import BlockSpan, LoadJob, PoolLimits, PoolOrders, PoolWorker, SavedCounts, SaveJob
 from kvferry.store import Store, open_embedded
 from kvferry.testing.fake_store import FakeStore
@@ -180,6 +186,63 @@ def test_a_cancelled_load_ends_between_two_batches(monkeypatch):
     (result,) = rig.worker.take_results()
     assert (type(result.error), result.blocks, result.cancelled) == (CancelledError, 1, True)
     assert rig.worker.take_counts()["loads|cancelled"] == 1
+
+
+class TestAtOnce:
+    """An idle step loads what is near itself."""
+
+    def rig(self, store):
+        self.loads = Later()
+        rig = Rig(store, loads=self.loads.submit)
+        rig.worker._local = lambda: store
+        rig.written([1, 2])
+        rig.worker.start_saves(save([1, 2]))
+        return rig
+
+    def test_in_the_calling_thread(self, store):
+        rig = self.rig(store)
+        rig.worker.start_loads(load([4, 5]), idle=True)
+        rig.worker.start_loads(load([6], first=2, request="s"), idle=True)
+        assert not self.loads.jobs
+        one, two = rig.worker.take_results()
+        assert (one.error, one.blocks) == (None, 2)
+        assert rig.memory.read(5) == value(HASHES[1])
+        assert two.error.code == "not_found"
+
+    def test_not_while_others_compute_nor_from_afar(self, store):
+        rig = self.rig(store)
+        rig.worker.start_loads(load([4]), idle=False)
+        rig.worker._local = lambda: None
+        rig.worker.start_loads(load([5], request="s"), idle=True)
+        assert len(self.loads.jobs) == 2
+
+    def test_what_takes_too_long_goes_to_a_thread(self):
+        store = FakeStore()
+        rig = self.rig(store)
+        store.down = DeadlineExceededError("slow")
+        rig.worker.start_loads(load([4, 5]), idle=True)
+        store.down = None
+        assert len(self.loads.jobs) == 1
+        self.loads.run_all()
+        assert [(result.error, result.blocks) for result in rig.worker.take_results()] == [(None, 2)]
+
+    def test_after_a_slow_one_others_go_to_threads_for_a_while(self):
+        store, now = FakeStore(), [0.0]
+        rig = self.rig(store)
+        rig.worker._clock = lambda: now[0]
+        rig.worker._at_once_from = 0.0
+
+        def slowly(names, runs, **options):
+            now[0] += 0.03
+            return FakeStore.get_runs_into(store, names, runs, **options)
+
+        store.get_runs_into = slowly
+        for name in ("a", "b"):
+            rig.worker.start_loads(load([4], request=name), idle=True)
+        assert len(self.loads.jobs) == 1
+        now[0] += 2.0
+        rig.worker.start_loads(load([4], request="c"), idle=True)
+        assert [result.request_id for result in rig.worker.take_results()] == ["a", "c"]
 
 
 def test_closed_executors_end_what_comes():
