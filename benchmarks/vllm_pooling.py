@@ -6,8 +6,9 @@ is shared.
 
 The interpreter named needs vLLM and KVFerry. Engines run in processes of their own, forked from one that has
 imported vLLM, and take turns in one run, each prefix being new. Beside them: vLLM's ExampleConnector, which
-keeps KV cache in files (here in the page cache), since the other connectors with a store do not run on CPUs. Figures are medians over
-the rounds; the throughput is the better half's, since other programs' load only takes away.
+keeps KV cache in files (here in the page cache), since the other connectors with a store do not run on CPUs.
+Figures are medians over the rounds; the throughput is the best round's, since other programs' load only takes
+away.
 """
 
 from __future__ import annotations

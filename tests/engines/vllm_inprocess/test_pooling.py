@@ -174,6 +174,7 @@ def test_own_cache_then_pool_then_prefill_engine(lab: Lab, reference, shared) ->
         lab.engine("kv_consumer", options=options) as decode,
     ):
         decode.run([prompt[: 4 * BLOCK + 1]], 1)  # 4 blocks in its own cache
+        until(lambda: decode.metric(SAVED) == 4, "these to be saved")
         params = prefill.prefill([prompt])
         until(lambda: prefill.metric(SAVED) == 11 - 4, "the prompt to be saved")
         answers = decode.run([prompt], MAX_TOKENS, params)
