@@ -16,7 +16,7 @@ from typing import NamedTuple
 import pytest
 from tests.faults.store.campaign import RACED_SIZES, agree
 from tests.faults.store.history import Op, Promise, check
-from tests.faults.store.processes import CALL_S, PATIENCE_S, ClientProcess
+from tests.faults.store.processes import CALL_S, PATIENCE_S, ClientProcess, Failure
 
 from _netns import Hosts, two_hosts
 from kvferry.testing.etcd import EtcdCluster
@@ -39,7 +39,17 @@ class Pair(NamedTuple):
 
     def see(self, count: int) -> None:
         """Wait until the clients know so many members."""
-        wait_until(lambda: all(client.ask("members") == count for client in self.clients), PATIENCE_S)
+        known: list[int] = []
+
+        def right() -> bool:
+            known[:] = [client.ask("members") for client in self.clients]
+            return known == [count, count]
+
+        try:
+            wait_until(right, PATIENCE_S)
+        except AssertionError:
+            logs = "\n\n".join(node.log()[-3000:] for node in self.nodes)
+            raise Failure(f"the clients know {known} members, not {count}:\n{logs}") from None
 
 
 @pytest.fixture
@@ -55,7 +65,7 @@ def pair(tmp_path: Path) -> Iterator[Pair]:
         for number, host in enumerate((hosts.near, hosts.far)):
             environ = {
                 "KVFERRY_CLUSTER_HOST": f"host-{number}",
-                "KVFERRY_CLUSTER_LEASE_S": "2",
+                "KVFERRY_CLUSTER_LEASE_S": "3",  # where a slow machine must not make anybody seem dead
                 "KVFERRY_CLUSTER_STORE": etcd.address,
                 "KVFERRY_TRANSFER_BIND": f"{host.addresses[0]}:0",
                 "KVFERRY_TRANSFER_CLUSTER_SECRET_FILE": str(secret),
