@@ -10,6 +10,7 @@ import pytest
 from engines.engine_lab import Lab, LabEngine
 from engines.harness import model_folder
 from engines.vllm_inprocess.prompts import BLOCK, MAX_TOKENS, numbered, tokens_of
+from engines.vllm_inprocess.test_streaming import Router
 
 pytestmark = pytest.mark.engine
 
@@ -112,6 +113,30 @@ def test_tensor_parallel(lab: Lab, prefill_ranks: int, decode_ranks: int) -> Non
         decode.run(numbered(1, 40), 1, [params])
         assert decode.call("forget_prefixes")
         hand_off(prefill, decode, asked, decode_ranks)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("shape", ["hybrid", "two ranks to one"])
+def test_prompts_that_both_engines_get_at_once_are_read_at_their_end(lab: Lab, shape: str) -> None:
+    """What of such a prompt is computed means nothing to the decode engine before all of it is."""
+    asked = numbered(3, 700)
+    both = {"model": str(model_folder("sliding"))} if shape == "hybrid" else {}
+    ranks = 1 if shape == "hybrid" else 2
+    with (
+        lab.engine("kv_producer", tensor_parallel_size=ranks, **both) as prefill,
+        lab.engine("kv_consumer", **both) as decode,
+    ):
+        alone = tokens_of(decode.run(asked, MAX_TOKENS))
+        router = Router(prefill, decode)
+        assert decode.call("forget_prefixes")
+        before = decode.metric(LOADED)
+        ids = [router.send(prompt) for prompt in asked]
+        assert tokens_of(decode.wait([here for _, here in ids])) == alone
+        prefill.wait([there for there, _ in ids])
+        assert decode.metric(LOADED) - before == len(asked)
+        assert decode.metric(FAILED) == 0
+        decode.all_blocks_free()
+        prefill.all_blocks_free()
 
 
 @pytest.mark.slow
