@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -11,11 +12,13 @@ from kvferry.config.schema import RouterOptions
 from kvferry.router.health import Prober
 from kvferry.router.instances import Instance, Pool, Role
 from kvferry.router.metrics import RouterMetrics
-from kvferry.router.prefixes import Prefixes
 from kvferry.router.release import Releaser
 from kvferry.router.streaming import StreamBook
 from kvferry.router.upstream import Upstream
 from kvferry.scheduling import InstanceView, Placement, Policy, RequestFeatures, Snapshot
+
+if TYPE_CHECKING:  # it needs the native module, which a router without KV events can do without
+    from kvferry.router.prefixes import Prefixes
 
 
 class Core(msgspec.Struct, kw_only=True):

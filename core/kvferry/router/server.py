@@ -10,6 +10,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 import msgspec
 from aiohttp import web
@@ -21,11 +22,13 @@ from kvferry.router.core import Core
 from kvferry.router.health import Prober
 from kvferry.router.instances import Pool
 from kvferry.router.metrics import RouterMetrics
-from kvferry.router.prefixes import Prefixes
 from kvferry.router.release import NativeReleaser, ReleaseFunction, Releaser, open_native_releaser
 from kvferry.router.streaming import StreamBook
 from kvferry.router.upstream import Upstream
 from kvferry.scheduling import LongestPrefix, Policy, RoundRobin
+
+if TYPE_CHECKING:
+    from kvferry.router.prefixes import Prefixes
 
 logger = logging.getLogger(__name__)
 
@@ -121,6 +124,8 @@ class RouterServer:
     async def _listen_to_events(self, upstream: Upstream, metrics: RouterMetrics) -> Prefixes | None:
         if not self.options.prefill_events:
             return None
+        from kvferry.router.prefixes import Prefixes
+
         try:
             return Prefixes(self.options, self._pool, upstream, metrics)
         except KVFerryError:

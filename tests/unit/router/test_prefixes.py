@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import asyncio
+import subprocess
+import sys
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -183,3 +185,9 @@ async def test_addresses_that_do_not_fit_are_an_error(events: Any, replays: Any,
     server = RouterServer(options, release_lease=None)
     with pytest.raises(ConfigError, match=text):
         await server.start()
+
+
+def test_a_router_without_events_loads_neither_the_index_nor_zmq() -> None:
+    code = "import sys, kvferry.router.server; print({'kvferry._native', 'numpy', 'zmq'} & set(sys.modules))"
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
+    assert run.stdout.strip() == "set()"
