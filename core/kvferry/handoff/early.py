@@ -3,42 +3,19 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 
 from kvferry.errors import KVFerryError
-from kvferry.layout import KVGeometry
-from kvferry.layout.geometry import STATE
 
 if TYPE_CHECKING:
     from kvferry.transfer import Transfer
 
 Pieces = npt.NDArray[np.uint64]
 LOCAL_REGION, LOCAL_OFFSET = 0, 2  # columns of pieces
-
-
-def layer_regions(geometry: KVGeometry, regions: Mapping[str, int]) -> list[int]:
-    """The region id of each layer, if layers can be read one by one: in regions of their own that begin with
-    block 0, with one list of blocks of all tokens. Else none: then nothing is read early."""
-    group = geometry.groups[0]
-    found = [regions[name] for name in group.region_names]
-    plain = (
-        len(geometry.groups) == 1
-        and group.kind != STATE
-        and group.window == 0
-        and group.kv_split != "KV_OUTER"
-        and not any(group.offsets)
-        and len(set(found)) == len(found)
-    )
-    return found if plain else []
-
-
-def of_regions(pieces: Pieces, regions: Collection[int]) -> Pieces:
-    """The pieces that go into these local regions."""
-    return pieces[np.isin(pieces[:, LOCAL_REGION], np.fromiter(regions, dtype=np.uint64))]
 
 
 class EarlyPulls:
@@ -55,7 +32,7 @@ class EarlyPulls:
         self._blocks = np.asarray(blocks, dtype=np.uint64)
         self._stride = stride
         self._block_size = block_size
-        self._first_token = first_token
+        self.first_token = first_token
         self._filled: dict[int, int] = {}  # local region -> tokens [first_token, here) are under way or there
         self._lock = threading.Lock()
         self._transfers: list[Transfer] = []
@@ -73,7 +50,7 @@ class EarlyPulls:
 
     def filled_to(self, region: int) -> int:
         """Where the next early transfer into a region begins, in tokens."""
-        return self._filled.get(region, self._first_token)
+        return self._filled.get(region, self.first_token)
 
     def add(self, transfer: Transfer, filled: Mapping[int, int]) -> None:
         """Take in a transfer after which the regions are filled up to these tokens."""
@@ -125,7 +102,7 @@ class EarlyPulls:
         wanted = np.ones(len(pieces), dtype=bool)
         block = pieces[:, LOCAL_OFFSET] // np.uint64(self._stride)
         for region, end_token in self._filled.items():
-            count = -(-(end_token - self._first_token) // self._block_size)
+            count = -(-(end_token - self.first_token) // self._block_size)
             there = np.isin(block, self._blocks[:count])
             wanted &= ~((pieces[:, LOCAL_REGION] == region) & there)
         return np.ascontiguousarray(pieces[wanted])

@@ -27,7 +27,8 @@ from kvferry.errors import (
 )
 from kvferry.handoff.consumer import Consumer, Executor, LoadRequest
 from kvferry.handoff.control import SEND_TIMEOUT_S
-from kvferry.handoff.early import EarlyPulls, Pieces, layer_regions, of_regions
+from kvferry.handoff.early import EarlyPulls
+from kvferry.handoff.early_reader import Announced, EarlyReader
 from kvferry.handoff.leases import parse_lease_id
 from kvferry.handoff.messages import (
     Finished,
@@ -42,14 +43,12 @@ from kvferry.handoff.messages import (
 from kvferry.handoff.params import LeaseAddress, RemotePrefill, StreamAddress
 from kvferry.handoff.peers import KnownPeer, PeerBook
 from kvferry.handoff.sources import SourceMap, Target
-from kvferry.layout import KVGeometry, map_blocks
+from kvferry.layout import KVGeometry
 
 if TYPE_CHECKING:
     from kvferry.transfer import Engine
 
 logger = logging.getLogger(__name__)
-
-MAX_IN_FLIGHT = 4  # early transfers of one stream; what is announced meanwhile goes together in the next one
 
 
 class StreamRequest(msgspec.Struct, frozen=True):
@@ -110,19 +109,17 @@ class StreamReceiver:
     ) -> None:
         self._engine = engine
         self._geometry = geometry
-        self._local_regions = local_regions
         self._sources = SourceMap(geometry, local_regions)
         self._peers = peers
         self._consumer = consumer
         self._chores = chores
         self._post = post
         self._timeout_s = timeout_s
-        self._transfer_timeout_s = transfer_timeout_s
         self._clock = clock
         self._streams: dict[str, _Incoming] = {}  # by request
         self._names: dict[str, str] = {}  # request by stream
         self._counts: Counter[str] = Counter()
-        self._layer_regions = layer_regions(geometry, local_regions)
+        self._reader = EarlyReader(engine, geometry, local_regions, transfer_timeout_s)
 
     # What the engine orders
 
@@ -353,68 +350,17 @@ class StreamReceiver:
         early, load, known = incoming.early, incoming.load, incoming.known
         if early is None or load is None or known is None or incoming.error is not None:
             return True
-        if not self._reads_early(known.cache):
-            return True  # all of it is read at the end
-        due = self._due(incoming, early, load)
-        if not due:
-            return True
-        if early.has_void_in_flight() or early.in_flight() >= MAX_IN_FLIGHT:
-            return False
+        end_token = load.first_token + load.num_tokens
+        announced = Announced(load.local_block_ids, incoming.blocks, incoming.ends, end_token)
         try:
-            for (begin, end), layers in due.items():
-                pieces = self._pieces(load, known, incoming.blocks, begin, end)
-                regions = [self._layer_regions[layer] for layer in layers]
-                plan = self._engine.prepare(known.peer, of_regions(pieces, regions), op="read")
-                transfer = self._engine.submit(plan, timeout_s=self._transfer_timeout_s)
-                early.add(transfer, dict.fromkeys(regions, end))
-                self._counts["early_pulls"] += 1
-                logger.debug(
-                    "early request=%s tokens=%d..%d layers=%d", load.request_id, begin, end, len(layers)
-                )
+            started = self._reader.read(known, early, announced)
         except KVFerryError as error:
             self._give_up(incoming, error)
-        return True
-
-    def _reads_early(self, theirs: KVGeometry) -> bool:
-        """Whether blocks and layers are the same on both sides, so that announcements mean ours."""
-        ours = self._geometry
-
-        def shape(cache: KVGeometry) -> tuple[object, ...]:
-            group = cache.groups[0]
-            return cache.tp_size, cache.tp_rank, cache.pp_size, cache.tokens_of(0), group.layer_names
-
-        return bool(self._layer_regions) and len(theirs.groups) == 1 and shape(ours) == shape(theirs)
-
-    def _due(
-        self, incoming: _Incoming, early: EarlyPulls, load: StreamLoad
-    ) -> dict[tuple[int, int], list[int]]:
-        """The layers to read next, by token range: whole blocks, and the last one at the prompt's end."""
-        size, total = self._geometry.tokens_of(0), load.first_token + load.num_tokens
-        listed = len(incoming.blocks) * size
-        due: dict[tuple[int, int], list[int]] = {}
-        for layer, announced in incoming.ends.items():
-            if layer >= len(self._layer_regions):
-                continue
-            end = -(-total // size) * size if announced >= total else announced // size * size
-            end = min(end, listed)
-            begin = early.filled_to(self._layer_regions[layer])
-            if end > begin:
-                due.setdefault((begin, end), []).append(layer)
-        return due
-
-    def _pieces(self, load: StreamLoad, known: KnownPeer, blocks: list[int], begin: int, end: int) -> Pieces:
-        """What moves tokens [begin, end) of all layers."""
-        return map_blocks(
-            self._geometry,
-            known.cache,
-            load.local_block_ids,
-            (blocks,),
-            local_regions=self._local_regions,
-            remote_regions=known.regions,
-            local_first_token=load.first_token,
-            first_token=begin,
-            num_tokens=end - begin,
-        )
+            return True
+        if started:
+            self._counts["early_pulls"] += started
+            logger.debug("early request=%s ends=%s", load.request_id, sorted(set(incoming.ends.values())))
+        return started is not None
 
     # Ending
 
