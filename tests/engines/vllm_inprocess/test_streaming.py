@@ -5,12 +5,13 @@ from __future__ import annotations
 import secrets
 import signal
 from collections.abc import Sequence
+from pathlib import Path
 
 import pytest
 
 from engines.engine_lab import Lab, LabEngine
 from engines.harness import until
-from engines.vllm_inprocess.prompts import MAX_TOKENS, numbered, prompts, tokens_of
+from engines.vllm_inprocess.prompts import BLOCK, MAX_TOKENS, numbered, prompts, tokens_of
 from kvferry.handoff import StreamAddress, build_stream, parse_lease_address, stream_order
 
 pytestmark = pytest.mark.engine
@@ -174,6 +175,26 @@ def test_a_stale_address_costs_one_prefill(
     there, here = router.send(numbered(1, 200, seed=28)[0])
     assert tokens_of(decode.wait([here])) == reference.tokens(numbered(1, 200, seed=28))
     assert grown(LOADED) == 1
+    prefill.all_blocks_free()
+
+
+def test_the_pool_has_the_beginning(lab: Lab, prefill: LabEngine, reference, tmp_path: Path) -> None:
+    """The first blocks come from the pool, the rest is read while the prefill engine computes it."""
+    (prompt,) = numbered(1, 12 * BLOCK + 5, seed=31)
+    options = {"pool.enabled": "on", "cluster.directory": str(tmp_path), "store.dram": 96 << 20}
+    with lab.engine("kv_consumer", options=options) as decode:
+        decode.run([prompt[: 6 * BLOCK + 1]], 1)
+        until(lambda: decode.metric("kvferry_pool_saved_blocks_total|saved") == 6, "six blocks to be saved")
+        decode.all_blocks_free()
+        assert decode.call("forget_prefixes")
+        router = Router(prefill, decode)
+        grown = Growth(decode)
+        _, here = router.send(prompt)
+        assert tokens_of(decode.wait([here])) == reference.tokens([prompt])
+        assert grown(HITS) == len(prompt)
+        assert grown("kvferry_pool_loads_total|loaded") == 1
+        assert grown(LOADED) == 1
+        decode.all_blocks_free()
     prefill.all_blocks_free()
 
 

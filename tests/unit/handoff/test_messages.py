@@ -11,12 +11,20 @@ from kvferry.errors import ProtocolError
 from kvferry.handoff.messages import (
     MAX_LEASES_PER_RENEW,
     MAX_MESSAGE_BYTES,
+    Finished,
+    Mark,
+    Progress,
     Release,
     Released,
     Renew,
+    StreamAborted,
+    StreamCancel,
+    Subscribe,
     decode_message,
     encode_message,
 )
+
+STREAM = "5" * 32
 
 
 @pytest.mark.parametrize(
@@ -28,6 +36,13 @@ from kvferry.handoff.messages import (
         Released(9, True),
         Renew(()),
         Renew(("a", "b")),
+        Subscribe(STREAM, "ab"),
+        Progress(STREAM, 0, 0),
+        Progress(STREAM, 2, 9, (4, 5), (Mark(64, (0, 3)), Mark(32, ()))),
+        Finished(STREAM, 0, 3, "a.1.b", 70, "ab", 30.0),
+        Finished(STREAM, 0, 3, "a.1.b", 70, "ab", 30.0, ((1, 2), (0,))),
+        StreamAborted(STREAM, "the request was aborted"),
+        StreamCancel(STREAM, "rejected"),
     ],
 )
 def test_round_trip(message):
@@ -46,6 +61,16 @@ def test_round_trip(message):
         {"type": "released", "correlation": 1, "held": 1},
         {"type": "renew", "lease_ids": ["a"] * (MAX_LEASES_PER_RENEW + 1)},
         {"type": "renew", "lease_ids": "a"},
+        {"type": "subscribe", "stream": "../../etc", "digest": ""},
+        {"type": "subscribe", "stream": STREAM},
+        {"type": "progress", "stream": STREAM, "generation": -1, "sequence": 0},
+        {"type": "progress", "stream": STREAM, "generation": 0, "sequence": 0, "blocks": [1 << 32]},
+        {"type": "progress", "stream": STREAM, "generation": 0, "sequence": 0, "blocks": [0] * 32769},
+        {"type": "progress", "stream": STREAM, "generation": 0, "sequence": 0, "marks": [[5, [4096]]]},
+        {"type": "progress", "stream": STREAM, "generation": 0, "sequence": 0, "marks": [[-5, [0]]]},
+        {"type": "progress", "stream": STREAM, "generation": 0, "sequence": 0, "marks": [5]},
+        {"type": "stream_aborted", "stream": STREAM, "why": "x" * 201},
+        {"type": "stream_cancel", "stream": STREAM, "reason": "because"},
         {"type": "unheard of"},
         {"lease_id": "a"},
         [],
