@@ -122,6 +122,34 @@ TEST_F(StoreRpc, CallsFailAtOnceWhenThePeerIsLost) {
   EXPECT_EQ(handler_.losses, 1u);
 }
 
+// Who waits first reads the connection, for the others, too.
+TEST_F(StoreRpc, ACallerThatReadsServesTheOthers) {
+  std::thread first([&] { EXPECT_TRUE(client_->call(peer_->handle(), Exists{}, soon()).ok()); });
+  {
+    std::unique_lock lock(handler_.mutex);
+    ASSERT_TRUE(handler_.changed.wait_for(lock, kPatience, [&] { return handler_.waiting == 1; }));
+  }
+  for (int n = 0; n < 100; ++n) EXPECT_TRUE(client_->call(peer_->handle(), Ping{}, soon()).ok());
+  std::thread second([&] { EXPECT_TRUE(client_->call(peer_->handle(), GetInline{}, soon()).ok()); });
+  second.join();
+  handler_.let_go();
+  first.join();
+}
+
+TEST_F(StoreRpc, ACallerThatReadsLearnsThatThePeerIsLost) {
+  ASSERT_TRUE(client_->call(peer_->handle(), Ping{}, soon()).ok());  // its own thread rests
+  Status status;
+  std::thread caller([&] { status = client_->call(peer_->handle(), Exists{}, soon()).status(); });
+  {
+    std::unique_lock lock(handler_.mutex);
+    ASSERT_TRUE(handler_.changed.wait_for(lock, kPatience, [&] { return handler_.waiting == 1; }));
+  }
+  for (const auto& peer : server_->engine().peers()) peer->close();
+  caller.join();
+  EXPECT_EQ(status.code(), Code::kPeerLost) << status.to_string();
+  handler_.let_go();
+}
+
 TEST_F(StoreRpc, LongAnswersArriveWhole) {
   std::vector<RpcEndpoint::Call<GetInline>> calls;
   for (int i = 0; i < 50; ++i) calls.push_back(client_->start(peer_->handle(), GetInline{}, soon()));

@@ -74,7 +74,7 @@ Status ControlLink::send_in_turn(FrameType type, std::uint64_t request_id, ByteV
   return status;
 }
 
-Result<Frame> ControlLink::receive(Deadline deadline) { return channel_.receive(Wait{deadline}); }
+Result<Frame> ControlLink::receive(Deadline deadline) { return reader_.next_of_any_length(Wait{deadline}); }
 
 void ControlLink::shut_down() {
   std::lock_guard lock(mutex_);

@@ -8,6 +8,7 @@
 #include "base/socket.h"
 #include "kvferry/types.h"
 #include "wire/channel.h"
+#include "wire/frame_reader.h"
 
 namespace kvferry {
 
@@ -24,9 +25,13 @@ class ControlLink {
   // As send(), but kUnavailable rather than wait: for one's turn, or because the socket has no room for all of it.
   Status try_send(FrameType type, std::uint64_t request_id, ByteView body, bool* broken);
 
-  Result<Frame> receive(Deadline deadline);  // receiving thread only
-  void shut_down();                          // any thread: wakes the receiver and all senders
-  void close();                              // receiving thread only
+  Result<Frame> receive(Deadline deadline);                         // receiving thread only, as what follows
+  bool may_be_shared() const { return channel_.tls() == nullptr; }  // waiting for it takes no part in receiving
+  Status wait_readable(Deadline deadline) { return channel_.wait_readable(Wait{deadline}); }
+  bool has_read_ahead() const { return reader_.has_read_ahead(); }  // wait_readable() does not know of that
+  bool has_frame() { return reader_.has_frame(); }                  // or has ended: receive() does not wait
+  void shut_down();                                                 // any thread: wakes the receiver and all senders
+  void close();                                                     // receiving thread only
 
  private:
   bool has_room_for(std::size_t bytes) const;
@@ -39,6 +44,7 @@ class ControlLink {
   bool sending_ = false;  // guarded by mutex_: whoever set it may send without holding mutex_
   bool closed_ = false;   // guarded by mutex_
   Channel channel_;       // closed only with mutex_ held and nobody sending
+  FrameReader reader_{channel_};
 };
 
 }  // namespace kvferry

@@ -396,6 +396,13 @@ Status EngineImpl::try_send(std::uint64_t peer_handle, ByteView body) {
   return peer->try_send_message(body);
 }
 
+void EngineImpl::await_message(std::uint64_t peer_handle, const std::function<bool()>& done,
+                               const std::function<void()>& sleep, Deadline deadline) {
+  const auto peer = core_->check_process().ok() ? core_->peers.find(peer_handle) : nullptr;
+  if (!peer) return sleep();  // it is lost, which whoever waits has been told
+  peer->await_message(done, sleep, deadline);
+}
+
 std::optional<Message> EngineImpl::next_message(milliseconds timeout) {
   if (!core_->check_process().ok()) return std::nullopt;
   return core_->inbox.pop(timeout);

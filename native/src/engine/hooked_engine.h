@@ -18,6 +18,9 @@ struct EngineHooks {
   std::function<std::optional<Status>(std::uint64_t peer, Bytes& body)> on_message;
   // Once per peer, from any thread; calls on the peer fail by then.
   std::function<void(std::uint64_t peer, const Status& why)> on_lost;
+  // await_message() reads the connection, so that on_message may be called by any thread that waits in it. What comes
+  // of a peer's own accord may then be taken up to 20 ms late.
+  bool callers_read = false;
 };
 
 class HookedEngine : public Engine {
@@ -25,6 +28,10 @@ class HookedEngine : public Engine {
   static Result<std::unique_ptr<HookedEngine>> create(EngineOptions options, EngineHooks hooks);
   // As send(), but waits for nobody: kUnavailable if another thread is sending, or the socket has no room.
   virtual Status try_send(std::uint64_t peer_handle, ByteView body) = 0;
+  // Returns when done(), which a message of that peer brings about; or after sleep(), which waits for that by itself,
+  // within the same deadline.
+  virtual void await_message(std::uint64_t peer_handle, const std::function<bool()>& done,
+                             const std::function<void()>& sleep, Deadline deadline) = 0;
 };
 
 }  // namespace kvferry

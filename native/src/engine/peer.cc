@@ -230,24 +230,59 @@ void PeerImpl::settle_loss(const Status& why) {
 
 void PeerImpl::serve() {
   Status end = answer(FrameType::kRegions, 0);
-  while (end.ok()) {
-    // Silence is judged by the keeper; it shuts the link down.
-    Result<Frame> frame = link_.receive(deadline_in(kLongestWait));
-    if (!frame.ok()) {
-      end = frame.status().with_context("control connection to " + name());
-      break;
-    }
-    last_heard_ = Clock::now().time_since_epoch().count();
-    unanswered_pings_ = 0;
-    end = handle_frame(*frame);
-  }
+  const bool shared = core_->hooks.callers_read && link_.may_be_shared();
+  while (end.ok()) end = shared ? receive_shared() : receive_own();
   if (end.code() == Code::kProtocolError || end.code() == Code::kDataCorrupt) {
     core_->counters.add_dropped("malformed_control_frame");
   } else if (end.code() == Code::kUnauthenticated) {
     core_->counters.add_dropped("forged_frame");
   }
   lose(end);
+  turn_.close();
   link_.close();
+}
+
+Status PeerImpl::take_frame(Result<Frame> frame) {
+  if (!frame.ok()) return frame.status().with_context("control connection to " + name());
+  last_heard_ = Clock::now().time_since_epoch().count();
+  unanswered_pings_ = 0;
+  return handle_frame(*frame);
+}
+
+// Silence is judged by the keeper; it shuts the link down.
+Status PeerImpl::receive_own() { return take_frame(link_.receive(deadline_in(kLongestWait))); }
+
+Status PeerImpl::receive_shared() {
+  if (!turn_.rest()) return turn_.end();
+  const Status readable = link_.wait_readable(deadline_in(kLongestWait));
+  if (!readable.ok()) return readable.with_context("control connection to " + name());
+  if (!turn_.take()) return {};  // a caller is reading it
+  Status end;
+  if (link_.has_read_ahead() || link_.wait_readable(Clock::now()).ok()) end = receive_own();
+  // Nothing whole stays behind that others would not see come.
+  while (end.ok() && link_.has_read_ahead() && link_.has_frame()) end = receive_own();
+  turn_.give();
+  return end;
+}
+
+void PeerImpl::await_message(const std::function<bool()>& done, const std::function<void()>& sleep, Deadline deadline) {
+  if (!core_->hooks.callers_read || !link_.may_be_shared()) return sleep();
+  const bool reads = turn_.enter();
+  const Status end = reads ? read_for_caller(done, deadline) : Status();
+  const bool served = done();
+  if (reads) turn_.stop_reading(served, end);
+  if (!served) sleep();
+  turn_.leave();
+}
+
+// Leaves frames that are on their way to the control thread, which has the time to wait for the rest.
+Status PeerImpl::read_for_caller(const std::function<bool()>& done, Deadline deadline) {
+  for (;;) {
+    // Nothing whole stays behind that others would not see come.
+    while (link_.has_read_ahead() && link_.has_frame()) KVF_RETURN_IF_ERROR(receive_own());
+    if (done() || !link_.wait_readable(deadline).ok() || !link_.has_frame()) return {};
+    KVF_RETURN_IF_ERROR(receive_own());
+  }
 }
 
 Status PeerImpl::handle_frame(Frame& frame) {

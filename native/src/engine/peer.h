@@ -7,6 +7,7 @@
 #include <atomic>
 #include <condition_variable>
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -18,6 +19,7 @@
 #include "engine/lane_pool.h"
 #include "engine/peer_memory.h"
 #include "engine/plan_target.h"
+#include "engine/reading_turn.h"
 #include "kvferry/engine.h"
 #include "wire/messages.h"
 
@@ -56,7 +58,9 @@ class PeerImpl final : public Peer, public PlanTarget, public std::enable_shared
   Status wait_for_regions(Deadline deadline);  // until the peer's first REGIONS came
   Status send(FrameType type, std::uint64_t request_id, ByteView body, Deadline deadline);
   Status send_message(std::string_view body, Deadline deadline);
-  Status try_send_message(ByteView body);                  // see HookedEngine::try_send
+  Status try_send_message(ByteView body);  // see HookedEngine::try_send
+  // See HookedEngine::await_message.
+  void await_message(const std::function<bool()>& done, const std::function<void()>& sleep, Deadline deadline);
   void lose(const Status& why);                            // first reason stays; settles all transfers; idempotent
   void leave(std::string_view reason, const Status& why);  // lose() of our own accord: the peer is told the reason
   void keep_alive(Clock::time_point now);                  // the keeper's tick: ping if silent, lose if silent for long
@@ -75,6 +79,10 @@ class PeerImpl final : public Peer, public PlanTarget, public std::enable_shared
   class DeviceLanes;
   bool mark_lost(const Status& why);  // true for the first reason only
   void settle_loss(const Status& why);
+  Status receive_own();     // one frame, by the control thread
+  Status receive_shared();  // the same, and maybe none, where callers may read
+  Status read_for_caller(const std::function<bool()>& done, Deadline deadline);
+  Status take_frame(Result<Frame> frame);
   Status send_regions(std::uint64_t request_id);
   Status answer(FrameType type, std::uint64_t request_id);
   void send_answers();
@@ -88,6 +96,7 @@ class PeerImpl final : public Peer, public PlanTarget, public std::enable_shared
   const Identity identity_;
   const std::string tls_note_;
   ControlLink link_;
+  ReadingTurn turn_;
   LanePool lanes_;
   const std::unique_ptr<DeviceLanes> device_lanes_;  // null if no transport reaches device memory
   Answers answers_;

@@ -48,6 +48,7 @@ Result<std::unique_ptr<RpcEndpoint>> RpcEndpoint::create(EngineOptions options, 
   KVF_RETURN_IF_ERROR(endpoint->start_threads(threads));
   EngineHooks hooks;
   hooks.on_message = [self = endpoint.get()](std::uint64_t peer, Bytes& body) { return self->take(peer, body); };
+  hooks.callers_read = handler == nullptr || !handler->serves();
   hooks.on_lost = [self = endpoint.get()](std::uint64_t peer, const Status& why) { self->lose(peer, why); };
   KVF_ASSIGN_OR_RETURN(endpoint->engine_, HookedEngine::create(std::move(options), std::move(hooks)));
   endpoint->live_ = endpoint->engine_.get();
@@ -110,8 +111,14 @@ Status RpcEndpoint::send(std::uint64_t peer, const Bytes& body, Deadline deadlin
 }
 
 Result<Bytes> RpcEndpoint::wait(const std::shared_ptr<Waiting>& call) {
+  const auto done = [waiting = call.get()] { return is_settled(*waiting); };
+  const auto sleep = [waiting = call.get()] {
+    std::unique_lock lock(waiting->mutex);
+    (void)waiting->changed.wait_until(lock, waiting->deadline, [&] { return waiting->done; });
+  };
+  if (!done()) call->endpoint->engine_->await_message(call->peer, done, sleep, call->deadline);
   std::unique_lock lock(call->mutex);
-  if (!call->changed.wait_until(lock, call->deadline, [&] { return call->done; })) {
+  if (!call->done) {
     return {Code::kDeadlineExceeded, std::string(type_name(call->type)) + " was not answered in time"};
   }
   if (!call->status.ok()) return call->status.with_context(type_name(call->type));

@@ -42,6 +42,8 @@ class Handler {
   // By a service thread. As quick().
   virtual Result<Bytes> handle(const Request& request) = 0;
   virtual std::size_t pool(Type type) const = 0;
+  // False: quick() has so little to do that those who wait for answers may do it, which brings answers sooner.
+  virtual bool serves() const { return true; }
   virtual void lost(std::uint64_t peer, const Status& why) = 0;  // must not wait
 };
 

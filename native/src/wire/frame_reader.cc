@@ -1,5 +1,7 @@
 #include "wire/frame_reader.h"
 
+#include <sys/ioctl.h>
+
 #include <algorithm>
 #include <array>
 #include <cstring>
@@ -39,6 +41,36 @@ Result<FrameReader::View> FrameReader::next(const Wait& wait) {
                                            frame.subspan(kFrameHeaderBytes + header.body_bytes)));
   begin_ += total;
   return view;
+}
+
+Result<Frame> FrameReader::next_of_any_length(const Wait& wait) {
+  KVF_RETURN_IF_ERROR(need(kFrameHeaderBytes, wait));
+  std::array<std::byte, kFrameHeaderBytes> bytes{};
+  std::ranges::copy(buffered().first<kFrameHeaderBytes>(), bytes.begin());
+  KVF_ASSIGN_OR_RETURN(const FrameHeader header, FrameHeader::decode(bytes));
+  begin_ += kFrameHeaderBytes;
+  Frame frame{header, Bytes(header.body_bytes), {}};
+  wire::FrameTag tag{};
+  std::vector<iovec> rest;
+  rest.reserve(3);  // one more is for what is read ahead
+  rest.push_back({frame.body.data(), frame.body.size()});
+  rest.push_back({tag.data(), channel_.tag_bytes()});
+  if (const Status got = payload(&rest, wait); !got.ok()) {
+    return got.with_context(std::string(frame_type_name(header.type)) + " body");
+  }
+  KVF_RETURN_IF_ERROR(channel_.check_frame(header, bytes, frame.body, as_byte_view(tag)));
+  return frame;
+}
+
+bool FrameReader::has_frame() {
+  const Wait now{Clock::now()};
+  if (const Status head = need(kFrameHeaderBytes, now); !head.ok()) return head.code() != Code::kDeadlineExceeded;
+  const auto header = FrameHeader::decode(buffered().first<kFrameHeaderBytes>());
+  if (!header.ok()) return true;
+  const std::size_t total = kFrameHeaderBytes + header->body_bytes + channel_.tag_bytes();
+  int there = 0;
+  if (end_ - begin_ < total && ::ioctl(channel_.fd(), FIONREAD, &there) != 0) return true;
+  return end_ - begin_ + static_cast<std::size_t>(there) >= total;
 }
 
 Status FrameReader::payload(std::vector<iovec>* segments, const Wait& wait) {

@@ -1,5 +1,5 @@
-// Receives the frames of a data connection with few system calls: a small frame comes with its body and payload in one,
-// and a large payload goes straight into place, together with the beginning of what follows it. Used by one thread.
+// Receives frames with few system calls: a small frame comes with its body and payload in one, and a large payload goes
+// straight into place, together with the beginning of what follows it. Used by one thread at a time.
 #pragma once
 
 #include <sys/uio.h>
@@ -22,6 +22,10 @@ class FrameReader {
     ByteView body;  // checked; valid until the next call
   };
   Result<View> next(const Wait& wait);
+  // As next(), but of a control connection: as long as frames may be, and the caller's own.
+  Result<Frame> next_of_any_length(const Wait& wait);
+  // Without waiting: the whole of such a frame is there, or next_of_any_length() has an error to tell.
+  bool has_frame();
   // The raw bytes after a frame. `segments` are used up.
   Status payload(std::vector<iovec>* segments, const Wait& wait);
   bool has_read_ahead() const { return begin_ != end_; }

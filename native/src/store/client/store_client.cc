@@ -33,6 +33,7 @@ class ClientHandler final : public Handler {
   }
   Result<Bytes> handle(const Request&) override { return Bytes{}; }
   std::size_t pool(Type) const override { return 0; }
+  bool serves() const override { return false; }
   void lost(std::uint64_t peer, const Status&) override {
     if (Links* links = links_.load(std::memory_order_acquire)) links->lost(peer);
   }
