@@ -4,6 +4,7 @@
 
 #include "kvferry/store.h"
 #include "store/client/links.h"
+#include "store/process.h"
 #include "store_cluster.h"
 
 namespace kvferry::store::testing {
@@ -166,6 +167,43 @@ TEST(StoreClientAttach, BytesThatAreNotThoseOfTheDigestAreSaidToBeCorrupt) {
   EXPECT_EQ(client.get("key", kObject).status.code(), Code::kDataCorrupt);
   EXPECT_EQ(client.store->view("key", {}).status().code(), Code::kDataCorrupt);
   EXPECT_EQ(client.store->counters().at("client_memory_hits_total"), 1u);
+}
+
+// A put that was begun when the connection broke: nobody can end it any more, and its memory is the node's as soon as
+// nobody writes to it, although the process lives.
+TEST(StoreClientAttach, ReservedMemoryComesBackFromALivingClient) {
+  const auto node = make_node(node_options(8u << 20));
+  auto rpc = RpcEndpoint::create({}, nullptr, {});
+  ASSERT_TRUE(rpc.ok());
+  const auto peer = (*rpc)->engine().connect(node->endpoint(), node->node_id(), kPatience);
+  ASSERT_TRUE(peer.ok());
+  Attach attach;
+  attach.cluster = "local";
+  const ProcessRef self = ProcessRef::self();
+  attach.pid = static_cast<std::uint32_t>(self.pid);
+  attach.process_start = self.start;
+  attach.shared_memory = true;
+  const auto attached = (*rpc)->call((*peer)->handle(), attach, deadline_in(kPatience));
+  ASSERT_TRUE(attached.ok()) << attached.status().to_string();
+  const auto reader = LocalReader::attach(node->memory(), (*attached)->page, node->node_id());
+  ASSERT_TRUE(reader.ok());
+  const Session session = (*attached)->session;
+  Reserve reserve;
+  reserve.objects.push_back(TestClient::object("begun", std::string(kObject, 'b'), 1));
+  const auto reserved = (*rpc)->call((*peer)->handle(), reserve, deadline_in(kPatience));
+  ASSERT_TRUE(reserved.ok() && (*reserved)->results.at(0).status.ok());
+  ASSERT_TRUE((*reader)->begin_writing(session));
+  break_connections(*node);
+  // The node asks now, or will: whatever it was told, it waits for the writer.
+  ASSERT_TRUE(soon([&] {
+    if (!(*reader)->begin_writing(session)) return true;
+    (*reader)->end_writing(session);
+    return false;
+  }));
+  EXPECT_EQ(node->stats().dram_used, kObject);
+  (*reader)->end_writing(session);
+  EXPECT_TRUE(soon([&] { return node->stats().dram_used == 0; }));
+  EXPECT_TRUE((*reader)->begin_writing(session + 1)) << "of the next connection";
 }
 
 }  // namespace

@@ -247,7 +247,11 @@ class StoreOptions(Options, frozen=True, kw_only=True):
     ] = 0.90
     max_objects: Annotated[
         int,
-        Meta(ge=0, le=1 << 31, description="Objects kept at most; 0: by the capacities of the tiers."),
+        Meta(
+            ge=0,
+            le=1 << 31,
+            description="Objects kept at most; 0: one for each 2 KiB of memory and 64 KiB of SSD.",
+        ),
     ] = 0
     demote_to_remote: Annotated[
         bool,

@@ -1,6 +1,7 @@
 #include "store/client_page.h"
 
 #include <bit>
+#include <iterator>
 
 namespace kvferry::store {
 
@@ -34,6 +35,17 @@ void ClientPage::leave(std::uint32_t entry) {
 
 bool ClientPage::in_use(std::uint32_t entry) const {
   return entry < kPinEntries && (taken_[entry / 64].load(std::memory_order_relaxed) >> entry % 64 & 1) != 0;
+}
+
+bool ClientPage::begin_writing(std::uint64_t session) {
+  page_.writing[session % std::size(page_.writing)].fetch_add(1, std::memory_order_seq_cst);
+  if (page_.fenced.load(std::memory_order_seq_cst) < session) return true;
+  end_writing(session);
+  return false;
+}
+
+void ClientPage::end_writing(std::uint64_t session) {
+  page_.writing[session % std::size(page_.writing)].fetch_sub(1, std::memory_order_release);
 }
 
 void ClientPage::note_access(std::uint32_t slot) {

@@ -19,6 +19,9 @@ class ClientPage {
   void leave(std::uint32_t entry);
   bool in_use(std::uint32_t entry) const;
   void note_access(std::uint32_t slot);
+  // False: the node has taken back what the session reserved.
+  bool begin_writing(std::uint64_t session);
+  void end_writing(std::uint64_t session);
 
  private:
   void raise_high_water(std::uint32_t entries);

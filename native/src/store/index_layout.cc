@@ -8,8 +8,10 @@
 namespace kvferry::store {
 namespace {
 
-// Where max_objects is not set. Blocks of KV cache have 16 KiB and more; a node of much smaller values needs more.
-constexpr std::uint64_t kDramBytesPerObject = 8u << 10;
+// Where max_objects is not set. Blocks of KV cache have 16 KiB and more, but values may be smaller, and when the slots
+// are used up they displace each other with most of the memory free. The index takes 64 bytes of slot, up to 16 of
+// bucket and 4 of lists for each object: 4 % of the memory.
+constexpr std::uint64_t kDramBytesPerObject = 2u << 10;
 constexpr std::uint64_t kSsdBytesPerObject = 64u << 10;
 constexpr std::uint64_t kFewestObjects = 16u << 10;
 constexpr std::uint64_t kMostObjects = 1ull << 31;
@@ -27,7 +29,7 @@ std::uint64_t objects_of(const NodeOptions& options) {
 std::string IndexShape::advice(const NodeOptions& options) {
   const std::string objects = std::to_string(objects_of(options)) + " objects";
   if (options.max_objects != 0) return "the index of " + objects + " (--max-objects, store.max_objects)";
-  return "the index of " + objects + ", one for each 64 KiB of --ssd and 8 KiB of --dram (if values are larger than " +
+  return "the index of " + objects + ", one for each 64 KiB of --ssd and 2 KiB of --dram (if values are larger than " +
          "that, say how many there are at most with --max-objects, store.max_objects; else make --ssd smaller)";
 }
 

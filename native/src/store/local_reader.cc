@@ -50,6 +50,9 @@ class SharedReader final : public LocalReader {
     return arena.subspan(place.offset, place.length);
   }
 
+  bool begin_writing(Session session) override { return page_.begin_writing(session); }
+  void end_writing(Session session) override { page_.end_writing(session); }
+
   QuickPut put(const NewObject& object, ConstPieces value, Stores stores) override;
   bool puts_waiting() const override { return quick_.waiting(); }
 

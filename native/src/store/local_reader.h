@@ -49,6 +49,10 @@ class LocalReader {
   virtual void accessed(std::span<const ObjectId> ids) = 0;  // a hint for the node's eviction; may be lost
   virtual std::span<std::byte> memory(const Place& place) const = 0;
 
+  // Around all writes to memory that the client's session reserved. False: do not write, the node has taken it back.
+  virtual bool begin_writing(Session session) = 0;
+  virtual void end_writing(Session session) = 0;
+
   // Stores it without a message, if the node has offered memory of that size and nothing is known of the id. Not
   // stored: put it by message; it may be there already.
   virtual QuickPut put(const NewObject& object, ConstPieces value, Stores stores) = 0;

@@ -127,6 +127,9 @@ class LocalStore {
   // A page of `pins` for a client of this host. kResourceExhausted. `gone` says whether its process has ended (asked
   // from a thread of the store's); only then are its pins void.
   virtual Result<std::uint32_t> add_client(std::function<bool()> gone) = 0;
+  // Thread-safe, without waiting: what the session of that client reserved is not written to from now on; true: nor is
+  // it being written to. Until then its memory must not be used again.
+  virtual bool fence_client(std::uint32_t page, Session session) = 0;
   virtual void remove_client(std::uint32_t page) = 0;  // it left of its own accord: its page is clear
 
   // Puts of clients of this host without a message (quick_layout.h). Allowed only while all that is put is this node's

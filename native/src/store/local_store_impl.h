@@ -40,6 +40,7 @@ class LocalStoreImpl final : public LocalStore {
   bool contest(const ObjectId& id) override;
   void end_session(Session session, std::function<bool()> still_writes) override;
   Result<std::uint32_t> add_client(std::function<bool()> gone) override;
+  bool fence_client(std::uint32_t page, Session session) override { return memory_.pages().fence(page, session); }
   void remove_client(std::uint32_t page) override;
   void allow_quick_puts(bool allow) override;
   bool quick_puts_waiting() const override;

@@ -1,5 +1,6 @@
 // The memory in which clients of a host say what they read in place, a page of it for each: docs/store-node.md, "Pins",
-// byte by byte. A page is written by its client; the node reads it, and clears it when the client has gone.
+// byte by byte. A page is written by its client, but for `fenced`; the node reads it, and clears it when the client has
+// gone.
 #pragma once
 
 #include <atomic>
@@ -15,7 +16,10 @@ inline constexpr std::uint32_t kAccessNotes = 4080;
 struct PinPage {
   std::atomic<std::uint32_t> high_water;  // entries from here on were never used
   std::atomic<std::uint32_t> notes;       // how many were written, without end
-  std::uint64_t unused[7];
+  // How many threads of the client write to memory that a session of it reserved; of session s in writing[s % 4].
+  SharedWord writing[4];
+  SharedWord fenced;  // by the node: what sessions up to this one reserved must not be written to any more
+  std::uint64_t unused[2];
   SharedWord entries[kPinEntries];                    // pin_word(); 0: none
   std::atomic<std::uint32_t> accessed[kAccessNotes];  // ring: a slot + 1 that was used; a note may be lost
 };

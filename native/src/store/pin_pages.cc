@@ -1,6 +1,7 @@
 #include "store/pin_pages.h"
 
 #include <algorithm>
+#include <iterator>
 #include <string>
 #include <utility>
 
@@ -12,6 +13,7 @@ void clear(PinPage& page) {
   for (auto& note : page.accessed) note.store(0, std::memory_order_relaxed);
   page.notes.store(0, std::memory_order_relaxed);
   page.high_water.store(0, std::memory_order_seq_cst);
+  for (SharedWord& writing : page.writing) writing.store(0, std::memory_order_seq_cst);
 }
 
 }  // namespace
@@ -30,6 +32,15 @@ Result<std::uint32_t> PinPages::add(std::function<bool()> gone) {
   *free = {std::make_shared<const std::function<bool()>>(std::move(gone)), 0};
   ++clients_;
   return page;
+}
+
+// Of a client that begins to write and this, one sees the other.
+bool PinPages::fence(std::uint32_t page, std::uint64_t session) {
+  PinPage& of = pages_[page];
+  std::uint64_t before = of.fenced.load(std::memory_order_seq_cst);
+  while (before < session && !of.fenced.compare_exchange_weak(before, session, std::memory_order_seq_cst)) {
+  }
+  return of.writing[session % std::size(of.writing)].load(std::memory_order_seq_cst) == 0;
 }
 
 void PinPages::remove(std::uint32_t page) {

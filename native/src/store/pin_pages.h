@@ -21,6 +21,9 @@ class PinPages {
   void remove(std::uint32_t page);
   std::uint32_t clients() const { return clients_; }
 
+  // Thread-safe. No thread of the client begins to write to what that session reserved any more; true: and none does.
+  bool fence(std::uint32_t page, std::uint64_t session);
+
   // Appends what clients have pinned now, as pin words, in no order. To be called after the objects in question were
   // made invisible: a reader that has not written its entry by now will see that.
   void collect(std::vector<std::uint64_t>& pinned) const;

@@ -95,7 +95,9 @@ std::optional<SessionInfo> Sessions::lost(std::uint64_t peer) {
     const std::lock_guard lock(mutex_);
     lingering_[session->id] = *session;
   }
-  store_.end_session(session->id, [process = session->process] { return process.is_running(); });
+  store_.end_session(session->id, [&store = store_, session = *session] {
+    return session.process.is_running() && !store.fence_client(session.page, session.id);
+  });
   return session;
 }
 

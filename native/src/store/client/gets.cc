@@ -72,6 +72,32 @@ class FromOthers {
       : core_(core), home_(home), open_(std::move(open)), deadline_(deadline) {}
 
   Status run() {
+    KVF_RETURN_IF_ERROR(core_.usable());
+    if (!know_where()) KVF_RETURN_IF_ERROR(ask_where());
+    while (!ways_.empty() && Clock::now() < deadline_) try_next_holders();
+    for (const Way& way : ways_) last_failure(way);
+    return {};
+  }
+
+ private:
+  struct Way {
+    Want* want;
+    Found found;
+    std::size_t next = 0;  // holder to try
+    Status failure;
+    bool sure = true;  // that somebody has it
+  };
+
+  // True: there is one node, which has them all or nobody does, and they are not so small as to come with the answer.
+  bool know_where() {
+    const auto members = core_.links->members();
+    if (members->all.size() != 1) return false;
+    if (!std::ranges::all_of(open_, [](const Want* want) { return want->room() > kInlineBytes; })) return false;
+    for (Want* want : open_) ways_.push_back({want, {true, 0, {}, {members->all[0].node_id}}, 0, {}, false});
+    return true;
+  }
+
+  Status ask_where() {
     std::vector<ObjectId> ids;
     for (const Want* want : open_) ids.push_back(want->id);
     auto found = where(core_, ids, deadline_, static_cast<std::uint32_t>(kInlineBytes),
@@ -86,18 +112,8 @@ class FromOthers {
         ways_.push_back({open_[i], std::move((*found)[i]), 0, {}});
       }
     }
-    while (!ways_.empty() && Clock::now() < deadline_) try_next_holders();
-    for (const Way& way : ways_) last_failure(way);
     return {};
   }
-
- private:
-  struct Way {
-    Want* want;
-    Found found;
-    std::size_t next = 0;  // holder to try
-    Status failure;
-  };
 
   void try_next_holders() {
     std::map<NodeId, std::vector<Way*>> groups;
@@ -135,7 +151,7 @@ class FromOthers {
 
   // Gone from wherever it was said to be is absent; so is what only a node has that does not answer.
   static void last_failure(const Way& way) {
-    if (way.want->done || way.failure.ok() || node_failed(way.failure.code())) return;
+    if (way.want->done || way.failure.ok() || (way.sure && node_failed(way.failure.code()))) return;
     way.want->trouble = way.failure;
   }
 

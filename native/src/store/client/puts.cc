@@ -18,6 +18,8 @@ constexpr std::uint64_t kShortCallBytes = 256u << 10;
 // Reserved with one request, two of which may be under way, so that one client does not fill the memory. Small enough
 // for the first part to be written while the second one is reserved.
 constexpr std::uint64_t kRoundBytes = 16u << 20;
+// Offered memory goes round, so that it is seldom in the cache: streaming stores pay sooner than stores_for() says.
+constexpr std::uint64_t kStreamedBytes = 64u << 10;
 constexpr std::uint64_t kPullBytes = 2u << 20;  // read by the node at once
 
 using Offers = std::vector<Offer*>;
@@ -60,6 +62,24 @@ void fail_all(Part offers, const Status& why) {
 
 // The node has no room for it yet, but may have soon. Others need not be asked again.
 bool comes_later(const Status& status) { return status.code() == Code::kDeadlineExceeded; }
+
+// While it lives, the node leaves to us what our session has reserved, whatever becomes of the connection.
+class WritingAllowed {
+ public:
+  WritingAllowed(LocalReader& reader, Session session)
+      : reader_(reader), session_(session), yes_(reader.begin_writing(session)) {}
+  ~WritingAllowed() {
+    if (yes_) reader_.end_writing(session_);
+  }
+  WritingAllowed(const WritingAllowed&) = delete;
+  WritingAllowed& operator=(const WritingAllowed&) = delete;
+  bool yes() const { return yes_; }
+
+ private:
+  LocalReader& reader_;
+  const Session session_;
+  const bool yes_;
+};
 
 class ToNode {
  public:
@@ -138,7 +158,7 @@ class ToNode {
     LocalReader& node_memory = *home_.reader();
     std::uint64_t total = 0;
     for (const Offer* offer : offers) total += offer->object.bytes;
-    const Stores stores = stores_for(total);
+    const Stores stores = total >= kStreamedBytes ? Stores::kStreaming : Stores::kCached;
     bool ring = false;
     std::size_t stored = 0;
     for (; stored < offers.size(); ++stored) {
@@ -203,6 +223,10 @@ class ToNode {
     std::uint64_t total = 0;
     for (const Offer* offer : offers) total += offer->object.bytes;
     const Stores stores = stores_for(total);
+    const WritingAllowed writing(*home_.reader(), home_.connection()->attached.session);
+    if (!writing.yes()) {
+      return fail_all(offers, {Code::kPeerLost, "the connection to the node broke before the value was written"});
+    }
     Commit commit;
     Offers written;
     Abort abort;
