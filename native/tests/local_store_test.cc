@@ -56,16 +56,38 @@ TEST(LocalStore, MakesObjectsVisibleAtCommit) {
 TEST(LocalStore, TellsPutsThatTheirObjectWasRemoved) {
   StoreOnMemory node(of_size(kMiB));
   const NewObject object = StoreOnMemory::object(1, 100);
-  for (const bool contested : {false, true}) {
+  for (const bool all : {false, true}) {
     const auto reserved = node->reserve(1, object, soon());
     ASSERT_TRUE(reserved.ok());
-    EXPECT_FALSE(contested ? node->contest(object.id) : node->remove(object.id));
+    if (all) {
+      node->contest_puts();
+    } else {
+      EXPECT_FALSE(node->remove(object.id));
+    }
     EXPECT_EQ(node->commit(1, reserved->put, digest_for(object.id)).status().code(), Code::kStale);
     EXPECT_FALSE(node.has(1));
     EXPECT_TRUE(*node->commit(1, reserved->put, digest_for(object.id)));
-    EXPECT_TRUE(node->contest(object.id));
     EXPECT_TRUE(node->remove(object.id));
   }
+}
+
+TEST(LocalStore, HoldsPutsBackWhileOthersAreToldThatTheirObjectIsNotThere) {
+  StoreOnMemory node(of_size(kMiB));
+  const NewObject object = StoreOnMemory::object(1, 100);
+  const auto before = node->reserve(1, object, soon());
+  ASSERT_TRUE(before.ok() && node->hold_puts_back(object.id));
+  const auto during = node->reserve(2, object, soon());
+  ASSERT_TRUE(during.ok());
+  for (int i = 0; i < 3; ++i) {
+    EXPECT_EQ(node->commit(1, before->put, digest_for(object.id)).status().code(), Code::kStale);
+    EXPECT_EQ(node->commit(2, during->put, digest_for(object.id)).status().code(), Code::kStale);
+  }
+  node->release_puts(object.id);
+  EXPECT_EQ(node->commit(2, during->put, digest_for(object.id)).status().code(), Code::kStale);  // what it said is void
+  EXPECT_TRUE(*node->commit(2, during->put, digest_for(object.id)));
+  EXPECT_FALSE(node->hold_puts_back(object.id));  // it is there
+  EXPECT_EQ(node->commit(1, before->put, digest_for(object.id)).status().code(), Code::kStale);
+  EXPECT_FALSE(*node->commit(1, before->put, digest_for(object.id)));
 }
 
 TEST(LocalStore, SaysWhatIsThereAlready) {

@@ -1,18 +1,23 @@
 #include "store/announcer.h"
 
 #include <algorithm>
-#include <iterator>
+#include <optional>
 #include <span>
-
-#include "base/log.h"
+#include <utility>
 
 namespace kvferry::store {
 namespace {
 
 constexpr std::size_t kBatch = 2048;
 constexpr milliseconds kPatience{5000};
-constexpr milliseconds kRetryPause{200};
-constexpr std::size_t kMostRetries = 1u << 20;  // ids waiting; beyond it they are told with the next change of members
+constexpr milliseconds kRetryPause{200}, kCatchUpPause{20};
+constexpr std::size_t kMostIds = 1u << 20;  // waiting to be told
+constexpr std::size_t kMostViews = 16;      // remembered for one member; beyond it is told all
+
+Announce::Item item_of(const ObjectId& id, const Held& held) {
+  return {id, held.digest, held.bytes,
+          static_cast<std::uint8_t>(std::clamp<std::uint32_t>(held.replicas, 1, UINT8_MAX))};
+}
 
 }  // namespace
 
@@ -29,53 +34,170 @@ void Announcer::close() {
   threads_.join_all();
 }
 
-void Announcer::push(Job job) {
+void Announcer::member_up(const std::shared_ptr<MemberLink>& link) {
   {
     const std::lock_guard lock(mutex_);
-    if (closed_) return;
-    jobs_.push_back(std::move(job));
+    news_.push_back({link, nullptr});
   }
   changed_.notify_one();
 }
 
-void Announcer::member_up(const std::shared_ptr<MemberLink>& link) { push({link, nullptr, {}, {}}); }
-
-void Announcer::view_changed(std::shared_ptr<const ClusterView> before) { push({nullptr, std::move(before), {}, {}}); }
-
-void Announcer::retract(std::span<const ObjectId> ids) {
-  if (!ids.empty()) push({nullptr, nullptr, {ids.begin(), ids.end()}, {}});
+void Announcer::view_changed(std::shared_ptr<const ClusterView> before) {
+  {
+    const std::lock_guard lock(mutex_);
+    news_.push_back({nullptr, std::move(before)});
+  }
+  changed_.notify_one();
 }
 
-void Announcer::retry(std::vector<ObjectId> ids) {
-  if (ids.empty() || ids.size() > kMostRetries) return;
-  push({nullptr, nullptr, {}, std::move(ids)});
+void Announcer::tell(std::vector<ObjectId> ids) {
+  if (ids.empty()) return;
+  {
+    const std::lock_guard lock(mutex_);
+    if (ids_.size() + ids.size() > kMostIds) return;
+    ids_.insert(ids_.end(), ids.begin(), ids.end());
+  }
+  changed_.notify_one();
 }
 
 void Announcer::run() {
   std::unique_lock lock(mutex_);
-  for (;;) {
-    changed_.wait(lock, [&] { return closed_ || !jobs_.empty(); });  // a worker's rest: close() ends it
+  while (!closed_) {
+    std::optional<Clock::time_point> next;
+    for (const auto& [node, debt] : debts_) {
+      if (debt.link->is_up() && (!next || debt.not_before < *next)) next = debt.not_before;
+    }
+    if (!again_.empty() && (!next || again_at_ < *next)) next = again_at_;
+    const auto awake = [&] { return closed_ || !news_.empty() || !ids_.empty(); };
+    if (next) {
+      changed_.wait_until(lock, *next, awake);
+    } else {
+      changed_.wait(lock, awake);  // a worker's rest: close() ends it
+    }
     if (closed_) return;
-    const Job job = std::move(jobs_.front());
-    jobs_.pop_front();
+    const std::deque<News> news = std::exchange(news_, {});
+    std::vector<ObjectId> ids = std::exchange(ids_, {});
+    if (Clock::now() >= again_at_) {
+      ids.insert(ids.end(), again_.begin(), again_.end());
+      again_.clear();
+    }
     lock.unlock();
-    handle(job);
+    for (const News& one : news) take(one);
+    pay_debts();
+    std::vector<ObjectId> failed = tell_owners(ids);
     lock.lock();
+    if (failed.empty()) continue;
+    again_.insert(again_.end(), failed.begin(), failed.end());
+    again_at_ = Clock::now() + kRetryPause;
   }
 }
 
-void Announcer::handle(const Job& job) {
-  if (job.only) announce_to(job.only);
-  if (job.before) announce_moved(*job.before);
-  if (!job.again.empty()) announce_again(job.again);
-  if (!job.gone.empty()) tell_gone(job.gone);
+void Announcer::take(const News& news) {
+  if (news.before) view_has_changed(news.before);
+  if (!news.up || core_.cluster->view()->find(news.up->member.node_id) != news.up) return;
+  Debt& debt = debts_[news.up->member.node_id];
+  debt.link = news.up;
+  debt.all = true;
+  debt.not_before = {};
 }
 
-void Announcer::add(Batches& batches, const std::shared_ptr<MemberLink>& owner, const ObjectId& id, const Held& held) {
-  auto& [link, announce] = batches[owner.get()];
-  link = owner;
-  announce.items.push_back(
-      {id, held.digest, held.bytes, static_cast<std::uint8_t>(std::clamp<std::uint32_t>(held.replicas, 1, UINT8_MAX))});
+void Announcer::view_has_changed(const std::shared_ptr<const ClusterView>& before) {
+  const auto view = core_.cluster->view();
+  std::erase_if(debts_, [&](const auto& one) { return view->find(one.first) != one.second.link; });
+  for (const auto& link : view->links) {
+    if (link->is_self) {
+      link->settled.store(view->fingerprint, std::memory_order_release);
+      continue;
+    }
+    Debt& debt = debts_[link->member.node_id];
+    debt.link = link;
+    debt.not_before = {};
+    debt.since.push_back(before);
+    debt.all = debt.all || debt.since.size() > kMostViews;
+    if (debt.all) debt.since.clear();
+  }
+}
+
+// The debts that can be paid now: of members that are up, and know the members that this node knows.
+std::vector<Announcer::Debt*> Announcer::due(const ClusterView& view) {
+  std::vector<std::pair<Debt*, Cluster::Asked<Ping>>> asked;
+  for (auto& [node, debt] : debts_) {
+    if (!debt.link->is_up() || debt.not_before > Clock::now() || view.find(node) != debt.link) continue;
+    asked.emplace_back(&debt, core_.cluster->ask(debt.link, Ping{}, deadline_in(kPatience)));
+  }
+  std::vector<Debt*> out;
+  for (auto& [debt, call] : asked) {
+    const auto answer = core_.cluster->answer(call);
+    debt->failed = false;
+    debt->not_before = Clock::now() + (answer.ok() ? kCatchUpPause : kRetryPause);
+    if (answer.ok() && (*answer)->view == view.fingerprint && begin(view, *debt)) out.push_back(debt);
+  }
+  return out;
+}
+
+// Whoever is told all hears first that it begins: what was said before that does not count any more.
+bool Announcer::begin(const ClusterView& view, const Debt& debt) {
+  if (!debt.all) return true;
+  Announce begins;
+  begins.settled_view = Announce::kTellsAll;
+  return send(debt.link, begins) && hand_over_removals(view, debt.link);
+}
+
+// What was removed while its owner was away, and this node acted as such: the owner may hold it still.
+bool Announcer::hand_over_removals(const ClusterView& view, const std::shared_ptr<MemberLink>& link) {
+  const auto ids = core_.directory.removed([&](const ObjectId& id) { return view.owner(id) == link; });
+  for (std::size_t first = 0; first < ids.size(); first += kMaxIds) {
+    const auto part = std::span(ids).subspan(first, std::min(kMaxIds, ids.size() - first));
+    if (!core_.cluster->call(link, Drop{{part.begin(), part.end()}}, deadline_in(kPatience)).ok()) return false;
+    core_.directory.forget_removed(part);
+  }
+  return true;
+}
+
+void Announcer::pay_debts() {
+  const auto view = core_.cluster->view();
+  const std::vector<Debt*> debts = due(*view);
+  if (debts.empty()) return;
+  // Puts under way are not among what is held: whoever was told of them may have forgotten, or be the owner no more.
+  core_.store->contest_puts();
+  if (!announce_held(view, debts)) return;  // another view: there is news of it
+  for (Debt* debt : debts) {
+    Announce settled;
+    settled.settled_view = view->fingerprint;
+    if (!debt->failed && send(debt->link, settled)) {
+      debts_.erase(debt->link->member.node_id);
+    } else {
+      debt->not_before = Clock::now() + kRetryPause;
+    }
+  }
+}
+
+// False: the members changed meanwhile.
+bool Announcer::announce_held(const std::shared_ptr<const ClusterView>& view, const std::vector<Debt*>& debts) {
+  std::map<const MemberLink*, Debt*> by_link;
+  for (Debt* debt : debts) {
+    debt->batch = {};
+    by_link[debt->link.get()] = debt;
+  }
+  core_.store->for_each([&](const ObjectId& id, const Held& held) {
+    const auto& owner = view->owner(id);
+    const auto found = by_link.find(owner.get());
+    if (found == by_link.end() || found->second->failed) return true;
+    Debt& debt = *found->second;
+    const auto knew = [&](const auto& before) { return before->owner(id) == owner; };
+    if (!debt.all && std::ranges::all_of(debt.since, knew)) return true;
+    debt.batch.items.push_back(item_of(id, held));
+    if (debt.batch.items.size() >= kBatch) debt.failed = !flush(debt);
+    return core_.cluster->view() == view;
+  });
+  for (Debt* debt : debts) debt->failed = debt->failed || !flush(*debt);
+  return core_.cluster->view() == view;
+}
+
+bool Announcer::flush(Debt& debt) {
+  const bool sent = debt.batch.items.empty() || send(debt.link, debt.batch);
+  debt.batch.items.clear();
+  return sent;
 }
 
 bool Announcer::send(const std::shared_ptr<MemberLink>& link, const Announce& announce) {
@@ -92,127 +214,61 @@ bool Announcer::send(const std::shared_ptr<MemberLink>& link, const Announce& an
   return true;
 }
 
-// A member that does not take it is told all when it is up again.
-void Announcer::flush(Batches& batches) {
-  for (auto& [owner, batch] : batches) {
-    if (!batch.second.items.empty()) (void)send(batch.first, batch.second);
-    batch.second.items.clear();
-  }
-}
-
-void Announcer::announce_held(const ClusterView& view,
-                              const std::function<std::shared_ptr<MemberLink>(const ObjectId&)>& owner_of,
-                              Batches& batches) {
-  core_.store->for_each([&](const ObjectId& id, const Held& held) {
-    const auto owner = owner_of(id);
-    if (!owner || owner->is_self || !owner->is_up()) return true;
-    add(batches, owner, id, held);
-    auto& batch = batches[owner.get()];
-    if (batch.second.items.size() >= kBatch) {
-      (void)send(batch.first, batch.second);
-      batch.second.items.clear();
+// Those that must be told again.
+std::vector<ObjectId> Announcer::tell_owners(const std::vector<ObjectId>& ids) {
+  struct Part {
+    std::shared_ptr<MemberLink> owner;
+    std::vector<Announce::Item> here;
+    std::vector<ObjectId> gone;
+  };
+  const auto view = core_.cluster->view();
+  std::map<const MemberLink*, Part> parts;
+  for (const ObjectId& id : ids) {
+    const auto owner = view->acting_owner(id);
+    if (owner->is_self) continue;
+    Part& part = parts[owner.get()];
+    part.owner = owner;
+    if (const auto held = core_.store->find(id)) {
+      part.here.push_back(item_of(id, *held));
+    } else {
+      part.gone.push_back(id);
     }
-    return core_.cluster->view().get() == &view;  // a newer one has a job of its own
-  });
-  flush(batches);
+  }
+  std::vector<ObjectId> again;
+  const auto add = [&](const std::vector<ObjectId>& some) { again.insert(again.end(), some.begin(), some.end()); };
+  for (auto& [link, part] : parts) {
+    add(tell_here(part.owner, std::move(part.here)));
+    add(tell_gone(part.owner, std::move(part.gone)));
+  }
+  return again;
 }
 
-void Announcer::say_settled(const std::shared_ptr<MemberLink>& link, std::uint64_t fingerprint) {
-  Announce settled;
-  settled.settled_view = fingerprint;
-  (void)send(link, settled);
+std::vector<ObjectId> Announcer::tell_here(const std::shared_ptr<MemberLink>& owner,
+                                           std::vector<Announce::Item> items) {
+  std::vector<ObjectId> again;
+  for (std::size_t first = 0; first < items.size(); first += kBatch) {
+    const auto part = std::span(items).subspan(first, std::min(kBatch, items.size() - first));
+    const bool told = send(owner, Announce{true, 0, {part.begin(), part.end()}});
+    for (const Announce::Item& item : part) {
+      if (!told || !core_.store->find(item.id)) again.push_back(item.id);  // or it has left again
+    }
+  }
+  return again;
 }
 
-// What was removed while its owner was away, and this node acted as such: the owner may hold it still.
-void Announcer::hand_over_removals(const ClusterView& view, const std::shared_ptr<MemberLink>& link) {
-  const auto ids = core_.directory.removed([&](const ObjectId& id) { return view.owner(id) == link; });
+std::vector<ObjectId> Announcer::tell_gone(const std::shared_ptr<MemberLink>& owner, std::vector<ObjectId> ids) {
+  std::vector<ObjectId> again;
   for (std::size_t first = 0; first < ids.size(); first += kMaxIds) {
-    const auto part = std::span(ids).subspan(first, std::min(kMaxIds, ids.size() - first));
-    if (!core_.cluster->call(link, Drop{{part.begin(), part.end()}}, deadline_in(kPatience)).ok()) return;
-    core_.directory.forget_removed(part);
-  }
-}
-
-void Announcer::announce_to(const std::shared_ptr<MemberLink>& link) {
-  const auto view = core_.cluster->view();
-  hand_over_removals(*view, link);
-  Batches batches;
-  announce_held(
-      *view, [&](const ObjectId& id) { return view->owner(id) == link ? link : nullptr; }, batches);
-  if (core_.cluster->view() == view) say_settled(link, view->fingerprint);
-}
-
-void Announcer::announce_moved(const ClusterView& before) {
-  const auto view = core_.cluster->view();
-  Batches batches;
-  announce_held(
-      *view,
-      [&](const ObjectId& id) -> std::shared_ptr<MemberLink> {
-        const auto& owner = view->owner(id);
-        return owner == before.owner(id) ? nullptr : owner;
-      },
-      batches);
-  if (core_.cluster->view() != view) return;
-  for (const auto& link : view->links) {
-    if (link->is_self) {
-      link->settled.store(view->fingerprint, std::memory_order_release);
-    } else if (link->is_up()) {
-      say_settled(link, view->fingerprint);
+    Retract gone;
+    for (const ObjectId& id : std::span(ids).subspan(first, std::min(kMaxIds, ids.size() - first))) {
+      // A put of it must not be announced before this, and become visible after it.
+      (core_.store->hold_puts_back(id) ? gone.ids : again).push_back(id);
     }
+    // An owner that does not hear it forgets all of this node's when the connection is made anew.
+    if (!gone.ids.empty()) (void)core_.cluster->call(owner, gone, deadline_in(kPatience));
+    for (const ObjectId& id : gone.ids) core_.store->release_puts(id);
   }
-}
-
-void Announcer::announce_again(const std::vector<ObjectId>& ids) {
-  const auto view = core_.cluster->view();
-  Batches batches;
-  std::vector<ObjectId> later;
-  for (const ObjectId& id : ids) {
-    const auto held = core_.store->find(id);
-    const auto owner = view->acting_owner(id);
-    if (!held || owner->is_self) continue;
-    add(batches, owner, id, *held);
-  }
-  for (auto& [owner, batch] : batches) {
-    batch.second.fresh = true;
-    for (std::size_t first = 0; first < batch.second.items.size(); first += kBatch) {
-      Announce part{true, 0, {}};
-      const auto begin = batch.second.items.begin() + static_cast<std::ptrdiff_t>(first);
-      part.items.assign(begin,
-                        begin + static_cast<std::ptrdiff_t>(std::min(kBatch, batch.second.items.size() - first)));
-      if (send(batch.first, part)) continue;
-      for (const Announce::Item& item : part.items) later.push_back(item.id);
-    }
-  }
-  if (later.empty()) return;
-  std::unique_lock lock(mutex_);
-  if (changed_.wait_for(lock, kRetryPause, [&] { return closed_; })) return;
-  jobs_.push_back({nullptr, nullptr, {}, std::move(later)});
-}
-
-void Announcer::tell_gone(const std::vector<ObjectId>& ids) {
-  const auto view = core_.cluster->view();
-  std::map<MemberLink*, std::pair<std::shared_ptr<MemberLink>, Retract>> parts;
-  for (const ObjectId& id : ids) {
-    const auto owner = view->acting_owner(id);
-    if (owner->is_self || core_.store->find(id)) continue;  // put again meanwhile
-    auto& [link, retract] = parts[owner.get()];
-    link = owner;
-    retract.ids.push_back(id);
-  }
-  for (auto& [owner, part] : parts) {
-    for (std::size_t first = 0; first < part.second.ids.size(); first += kMaxIds) {
-      Retract some;
-      const auto begin = part.second.ids.begin() + static_cast<std::ptrdiff_t>(first);
-      some.ids.assign(begin, begin + static_cast<std::ptrdiff_t>(std::min(kMaxIds, part.second.ids.size() - first)));
-      // One that does not hear it forgets all of this node's when the connection is made anew.
-      (void)core_.cluster->call(part.first, some, deadline_in(kPatience));
-      // A put that was announced before the owner heard this is known to nobody now.
-      std::vector<ObjectId> here;
-      std::ranges::copy_if(some.ids, std::back_inserter(here),
-                           [&](const auto& id) { return core_.store->contest(id); });
-      retry(std::move(here));
-    }
-  }
+  return again;
 }
 
 }  // namespace kvferry::store

@@ -1,14 +1,14 @@
-// Tells the owners what this node holds, in the background: when a member comes up, when the members change, when
-// objects leave, and what could not be told when it was put. One thread. The callers never wait.
+// Tells the owners what this node holds, in the background: all that it owns to a member that comes up, what moved to
+// all of them when the members change, and the truth about single objects that left, or that could not be told when
+// they were put. A member is told when it knows the same members as this node: it would forget what it does not own.
+// One thread. The callers never wait.
 #pragma once
 
 #include <condition_variable>
 #include <deque>
-#include <functional>
 #include <map>
 #include <memory>
 #include <mutex>
-#include <span>
 #include <vector>
 
 #include "engine/thread_group.h"
@@ -23,39 +23,48 @@ class Announcer {
   Status start();
   void close();
 
-  void member_up(const std::shared_ptr<MemberLink>& link);       // tell it all that it owns
-  void view_changed(std::shared_ptr<const ClusterView> before);  // tell the new owners what they own now
-  void retract(std::span<const ObjectId> ids);                   // these left this node
-  void retry(std::vector<ObjectId> ids);                         // these are held, but their owner may not know
+  void member_up(const std::shared_ptr<MemberLink>& link);  // tell it all that it owns
+  void view_changed(std::shared_ptr<const ClusterView> before);
+  // These left this node, or their owner may believe so, or may not know of them. Any number; what is waiting is
+  // dropped beyond a million: the next change of members tells it.
+  void tell(std::vector<ObjectId> ids);
 
  private:
-  using Batches = std::map<MemberLink*, std::pair<std::shared_ptr<MemberLink>, Announce>>;
-  struct Job {
-    std::shared_ptr<MemberLink> only;           // set: a member that came up
-    std::shared_ptr<const ClusterView> before;  // set: the members changed
-    std::vector<ObjectId> gone, again;
+  using Views = std::vector<std::shared_ptr<const ClusterView>>;
+  struct News {
+    std::shared_ptr<MemberLink> up;
+    std::shared_ptr<const ClusterView> before;  // the members changed
   };
-  void push(Job job);
+  struct Debt {  // what a member has yet to be told
+    std::shared_ptr<MemberLink> link;
+    bool all = false;                // that it owns
+    Views since;                     // or what it did not own in one of these views
+    Clock::time_point not_before{};  // tried again then
+    Announce batch;
+    bool failed = false;  // just now
+  };
   void run();
-  void handle(const Job& job);
-  void announce_to(const std::shared_ptr<MemberLink>& link);
-  void announce_moved(const ClusterView& before);
-  void announce_again(const std::vector<ObjectId>& ids);
-  void tell_gone(const std::vector<ObjectId>& ids);
-  // To each member that `owner_of` names for it; null: nobody need be told.
-  void announce_held(const ClusterView& view,
-                     const std::function<std::shared_ptr<MemberLink>(const ObjectId&)>& owner_of, Batches& batches);
-  void add(Batches& batches, const std::shared_ptr<MemberLink>& owner, const ObjectId& id, const Held& held);
+  void take(const News& news);
+  void view_has_changed(const std::shared_ptr<const ClusterView>& before);
+  void pay_debts();
+  std::vector<Debt*> due(const ClusterView& view);
+  bool begin(const ClusterView& view, const Debt& debt);
+  bool announce_held(const std::shared_ptr<const ClusterView>& view, const std::vector<Debt*>& debts);
+  bool flush(Debt& debt);
   bool send(const std::shared_ptr<MemberLink>& link, const Announce& announce);
-  void flush(Batches& batches);
-  void hand_over_removals(const ClusterView& view, const std::shared_ptr<MemberLink>& link);
-  void say_settled(const std::shared_ptr<MemberLink>& link, std::uint64_t fingerprint);
+  bool hand_over_removals(const ClusterView& view, const std::shared_ptr<MemberLink>& link);
+  std::vector<ObjectId> tell_owners(const std::vector<ObjectId>& ids);
+  std::vector<ObjectId> tell_here(const std::shared_ptr<MemberLink>& owner, std::vector<Announce::Item> items);
+  std::vector<ObjectId> tell_gone(const std::shared_ptr<MemberLink>& owner, std::vector<ObjectId> ids);
 
   NodeCore& core_;
+  std::map<NodeId, Debt> debts_;  // by the thread
   std::mutex mutex_;
   std::condition_variable changed_;
-  std::deque<Job> jobs_;  // guarded by mutex_
-  bool closed_ = false;   // guarded by mutex_
+  std::deque<News> news_;              // guarded by mutex_, as is what follows
+  std::vector<ObjectId> ids_, again_;  // to be told now; and at again_at_
+  Clock::time_point again_at_{};
+  bool closed_ = false;
   ThreadGroup threads_;
 };
 

@@ -63,14 +63,48 @@ void Caretaker::look_after() {
     tell_clients(*view);
   }
   core_.directory.expire_tombstones(Clock::now());
+  remind();
+  const std::uint64_t incidents = core_.cluster->incidents();
   if (!core_.is_settled(*view)) return;
   const bool again = Clock::now() - repaired_at_ >= kRepairAgain;
-  if (repaired_for_ == view->fingerprint && !again) return;
+  if (repaired_for_ == view->fingerprint && repaired_after_ == incidents && !again) return;
+  if (!forget_moved(view)) return;
   repaired_for_ = view->fingerprint;
+  repaired_after_ = incidents;
   repaired_at_ = Clock::now();
-  // The new owners know it all now.
-  core_.directory.retain([&](const ObjectId& id) { return view->owner(id)->is_self; });
   repair(*view);
+}
+
+// The owners know all now that this node knew in their place. False: the members have changed.
+bool Caretaker::forget_moved(const std::shared_ptr<const ClusterView>& view) {
+  const std::lock_guard unchanged(core_.members_mutex);
+  if (core_.cluster->view() != view) return false;
+  core_.directory.retain([&](const ObjectId& id) { return view->owner(id)->is_self; });
+  return true;
+}
+
+// Those that should have begun to tell all by now: they may not know that they must.
+void Caretaker::remind() {
+  const auto now = Clock::now();
+  std::map<NodeId, Clock::time_point> silent;
+  for (const NodeId& member : core_.cluster->untold()) {
+    auto& since = silent.emplace(member, now).first->second;
+    const auto before = silent_since_.find(member);
+    if (before == silent_since_.end()) continue;
+    if (now - before->second < kRound) {
+      since = before->second;
+    } else {
+      ask_for_all(member);
+    }
+  }
+  silent_since_ = std::move(silent);
+}
+
+void Caretaker::ask_for_all(const NodeId& member) {
+  const auto view = core_.cluster->view();
+  for (const std::uint64_t peer : core_.sessions->made_by(member)) {
+    (void)core_.rpc->post(peer, MemberList{view->number, view->members}, deadline_in(kNewsTimeout));
+  }
 }
 
 void Caretaker::tell_clients(const ClusterView& view) {
@@ -155,7 +189,7 @@ std::uint64_t Caretaker::move_away(const std::vector<ObjectId>& ids, Deadline de
       if (done[i].ok() && core_.store->remove(part[i])) gone.push_back(part[i]);
     }
     moved += gone.size();
-    announcer_.retract(gone);
+    announcer_.tell(std::move(gone));
   }
   core_.counters.add(NodeCounters::kDrained, moved);
   return moved;

@@ -5,6 +5,7 @@
 #include <condition_variable>
 #include <deque>
 #include <functional>
+#include <map>
 #include <mutex>
 #include <vector>
 
@@ -26,11 +27,15 @@ class Caretaker {
   // Moves all that is held to other members; the count of what could not be moved until the deadline.
   std::uint64_t drain(Deadline deadline);
   bool demote(const ObjectId& id);  // to a member that has room
+  // Has that member tell all that it holds and this node owns: the news of the members makes it.
+  void ask_for_all(const NodeId& member);
 
  private:
   static constexpr std::size_t kMostJobs = 4096;
   void run();
   void look_after();
+  void remind();
+  bool forget_moved(const std::shared_ptr<const ClusterView>& view);
   void tell_clients(const ClusterView& view);
   void repair(const ClusterView& view);
   std::vector<Wanting> lacking(const ClusterView& view) const;
@@ -39,8 +44,11 @@ class Caretaker {
   NodeCore& core_;
   Replicator& replicator_;
   Announcer& announcer_;
-  std::uint64_t told_view_ = 0, repaired_for_ = 0;  // by the thread
-  Clock::time_point repaired_at_{};                 // by the thread
+  // By the thread.
+  std::uint64_t told_view_ = 0;
+  std::uint64_t repaired_for_ = 0, repaired_after_ = 0;  // members, incidents
+  Clock::time_point repaired_at_{};
+  std::map<NodeId, Clock::time_point> silent_since_;  // members that must tell all, or when they were asked
   std::mutex mutex_;
   std::condition_variable changed_;
   std::deque<std::function<void()>> jobs_;  // guarded by mutex_

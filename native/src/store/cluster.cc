@@ -12,6 +12,7 @@ namespace {
 constexpr milliseconds kConnectTimeout{5000};
 constexpr milliseconds kFirstBackoff{50}, kLongestBackoff{2000}, kRefusedBackoff{10000};
 constexpr milliseconds kPingSend{50};
+constexpr std::size_t kMostStrangers = 4096;  // nodes that are no members and whose word is remembered
 
 }  // namespace
 
@@ -121,8 +122,11 @@ bool Cluster::set_members(std::uint64_t number, std::vector<Member> members) {
     next->members = std::move(members);
     for (const auto& link : view_->links) {
       if (next->find(link->member.node_id) == link) continue;
-      settled_.erase(link->member.node_id);
+      if (!link->is_self) settled_[link->member.node_id] = MemberLink::kMustTell;  // what it told is forgotten
       left.push_back(link);
+    }
+    if (settled_.size() > next->ids.size() + kMostStrangers) {
+      std::erase_if(settled_, [&](const auto& one) { return !next->find(one.first); });
     }
     view_ = next;
   }
@@ -137,8 +141,33 @@ bool Cluster::set_members(std::uint64_t number, std::vector<Member> members) {
 
 void Cluster::set_settled(const NodeId& node, std::uint64_t fingerprint) {
   const std::lock_guard lock(mutex_);
-  settled_[node] = fingerprint;
-  if (const auto link = view_->find(node)) link->settled.store(fingerprint, std::memory_order_release);
+  const auto known = settled_.try_emplace(node, MemberLink::kMustTell).first;
+  const bool begins = fingerprint == Announce::kTellsAll;
+  if (known->second == MemberLink::kMustTell && !begins) return;
+  known->second = begins ? 0 : fingerprint;
+  if (const auto link = view_->find(node)) link->settled.store(known->second, std::memory_order_release);
+}
+
+void Cluster::must_tell(const NodeId& node) {
+  const std::lock_guard lock(mutex_);
+  const auto [known, added] = settled_.try_emplace(node, MemberLink::kMustTell);
+  if (!added && std::exchange(known->second, MemberLink::kMustTell) == MemberLink::kMustTell) return;
+  if (const auto link = view_->find(node)) link->settled.store(MemberLink::kMustTell, std::memory_order_release);
+  incidents_.fetch_add(1, std::memory_order_acq_rel);
+}
+
+std::vector<NodeId> Cluster::untold() const {
+  std::vector<NodeId> out;
+  for (const auto& link : view()->links) {
+    if (!link->is_self && link->is_up() && link->settled == MemberLink::kMustTell) out.push_back(link->member.node_id);
+  }
+  return out;
+}
+
+void Cluster::expect(const NodeId& node) {
+  const auto link = view()->find(node);
+  if (!link || link->is_up() || link->expected.exchange(true)) return;
+  wake();
 }
 
 void Cluster::wake() {
@@ -164,6 +193,7 @@ Status Cluster::down(const MemberLink& link) {
 
 void Cluster::suspect(const std::shared_ptr<MemberLink>& link, std::uint64_t handle, const Status& why) {
   if (handle == 0 || !link->handle.compare_exchange_strong(handle, 0)) return;  // another call was first
+  incidents_.fetch_add(1, std::memory_order_acq_rel);
   // Whatever waits for it fails now. When it comes back it is a connection anew, and is told all again.
   if (const auto peer = rpc_.engine().peer(handle)) peer->close();
   report(link, why);
@@ -182,7 +212,9 @@ void Cluster::report(const std::shared_ptr<MemberLink>& link, const Status& why)
 void Cluster::lost(std::uint64_t handle) {
   for (const auto& link : view()->links) {
     std::uint64_t expected = handle;
-    if (handle != 0 && link->handle.compare_exchange_strong(expected, 0)) wake();
+    if (handle == 0 || !link->handle.compare_exchange_strong(expected, 0)) continue;
+    incidents_.fetch_add(1, std::memory_order_acq_rel);
+    wake();
   }
 }
 
@@ -239,6 +271,10 @@ Clock::time_point Cluster::look_after(const std::shared_ptr<MemberLink>& link, C
   const bool forgiven = now < forgive_until_;
   if (link->heard_at != Clock::time_point{} && !link->reported && !forgiven) {
     report(link, {Code::kPeerLost, "its connection broke"});
+  }
+  if (link->expected.exchange(false)) {
+    link->try_again_at = now;
+    link->backoff = milliseconds(0);
   }
   if (now >= link->try_again_at) start_connecting(link);
   return std::max(link->try_again_at, now + kFirstBackoff);
@@ -305,6 +341,7 @@ Status Cluster::connect(const std::shared_ptr<MemberLink>& link) {
   link->heard_at = Clock::now();
   link->handle.store(peer->handle(), std::memory_order_release);
   link->reported = false;
+  incidents_.fetch_add(1, std::memory_order_acq_rel);
   if (!peer->status().ok()) lost(peer->handle());                                  // lost before it was known here
   if (view()->find(node) != link && link->handle.exchange(0) != 0) peer->close();  // left meanwhile
   return {};

@@ -39,8 +39,11 @@ struct MemberLink {  // one member, for as long as it is one
   MemberLink(Member who, bool self) : member(std::move(who)), is_self(self) {}
   const Member member;
   const bool is_self;
-  std::atomic<std::uint64_t> handle{0};   // of our connection to it; 0: down, pass it over
-  std::atomic<std::uint64_t> settled{0};  // fingerprint of the members for which it has announced all that it must
+  static constexpr std::uint64_t kMustTell = 1;
+  std::atomic<std::uint64_t> handle{0};  // of our connection to it; 0: down, pass it over
+  // Fingerprint of the members for which it has announced all that it must. kMustTell: it has to announce all anew, and
+  // has not begun to. 0: it has begun.
+  std::atomic<std::uint64_t> settled{kMustTell};
   // Neither connected yet nor given up: whatever it holds may exist.
   bool is_unknown() const { return !is_up() && !reported.load(std::memory_order_acquire); }
   bool is_up() const { return is_self || handle.load(std::memory_order_acquire) != 0; }
@@ -52,6 +55,7 @@ struct MemberLink {  // one member, for as long as it is one
   Clock::time_point pinged_at{}, heard_at{}, try_again_at{};
   milliseconds backoff{0};
   std::atomic<bool> connecting{false};
+  std::atomic<bool> expected{false};  // it lives: connect to it at once
   std::atomic<bool> reported{false};  // as suspected, since it was up last
 };
 
@@ -127,8 +131,16 @@ class Cluster {
   }
   milliseconds patience() const { return options_.suspect_after; }
   void suspect(const std::shared_ptr<MemberLink>& link, std::uint64_t handle, const Status& why);
-  // The node has announced all that it must for these members; 0: it has yet to. It may not be a member (yet).
+  // The node has announced all that it must for these members, unless it has to begin anew; Announce::kTellsAll: it
+  // begins. It may not be a member (yet).
   void set_settled(const NodeId& node, std::uint64_t fingerprint);
+  // What is known of the node may be wrong, whatever it says until it begins to tell all.
+  void must_tell(const NodeId& node);
+  std::vector<NodeId> untold() const;  // members that are up and must begin
+  // It was heard of: if its connection is down, it is made anew at once.
+  void expect(const NodeId& node);
+  // Grows whenever a member goes down, comes up, or must tell all anew.
+  std::uint64_t incidents() const { return incidents_.load(std::memory_order_acquire); }
   void lost(std::uint64_t handle);  // a connection ended; of a member or not
   // Until each member of the view is up or known to be down, at most for suspect_after.
   void await_known(const ClusterView& view, Deadline deadline) const;
@@ -159,7 +171,8 @@ class Cluster {
   std::condition_variable wake_;
   std::shared_ptr<const ClusterView> view_;  // guarded by mutex_, as is what follows
   std::map<NodeId, std::string> refusals_;
-  std::map<NodeId, std::uint64_t> settled_;  // of nodes that have said so; forgotten when they leave
+  std::map<NodeId, std::uint64_t> settled_;  // of nodes, as in their links; members or not
+  std::atomic<std::uint64_t> incidents_{0};
   bool woken_ = false;
   bool closed_ = false;
   ThreadGroup threads_;  // last: joined first

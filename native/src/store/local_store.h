@@ -104,7 +104,8 @@ class LocalStore {
   virtual Result<Reserved> reserve(Session session, const NewObject& object, Deadline deadline) = 0;
   // Makes it visible. True: created; false: somebody else had committed the same bytes. kConflict: other bytes are
   // there. kNotFound: unknown put id, or its lease ended. kStale, once: the object was removed or contested since it
-  // was reserved; the put stays under way, to be told to whoever must know, and committed again.
+  // was reserved, or, as long as that lasts, held back; the put stays under way, to be told to whoever must know, and
+  // committed again.
   virtual Result<bool> commit(Session session, PutId put, const ContentDigest& digest) = 0;
   // The session will not write there any more: the memory is used again at once. Also of a put whose lease ended.
   virtual void abort(Session session, PutId put) = 0;
@@ -116,9 +117,13 @@ class LocalStore {
   virtual bool unpin(Session session, PinId pin) = 0;  // false: the lease had ended, what was read may be wrong
   // False if absent. Waits up to a second for the log, so that what was removed does not come back after a crash.
   virtual bool remove(const ObjectId& id) = 0;
-  // Others were told that it is not here: puts of it that are under way must say once more that it will be (see
-  // commit). True if it is here already.
-  virtual bool contest(const ObjectId& id) = 0;
+  // Others are about to be told that it is not here: it does not come, either, until release_puts() (see commit).
+  // False, and nothing is held back: it is here. One caller at a time.
+  virtual bool hold_puts_back(const ObjectId& id) = 0;
+  // They have been told: whoever is putting it must say once more that it will be here.
+  virtual void release_puts(const ObjectId& id) = 0;
+  // All that others were told of puts under way may be forgotten, and must be said once more.
+  virtual void contest_puts() = 0;
 
   // Everything of that session is released: at once, or, if `still_writes` is given, when that has returned false (it
   // is asked from a thread of the store's, some times a second).

@@ -154,7 +154,7 @@ Result<bool> LocalStoreImpl::commit(Session session, PutId put, const ContentDig
   if (closed_) return closed_status();
   const Reservation* const known = puts_.find(session, put);
   if (known == nullptr || known->ended) return unknown_put(put);
-  if (puts_.take_contest(put)) {
+  if (puts_.is_contested(put)) {
     return {Code::kStale, "put " + std::to_string(put) + ": its object was removed while it was on its way"};
   }
   Reservation reservation = *puts_.take(session, put);
@@ -242,10 +242,21 @@ bool LocalStoreImpl::remove(const ObjectId& id) {
   return true;
 }
 
-bool LocalStoreImpl::contest(const ObjectId& id) {
+bool LocalStoreImpl::hold_puts_back(const ObjectId& id) {
   const Lock lock(mutex_);
-  puts_.contest(id);
-  return find_current(id).has_value();
+  if (find_current(id)) return false;
+  puts_.hold_back(id);
+  return true;
+}
+
+void LocalStoreImpl::release_puts(const ObjectId& id) {
+  const Lock lock(mutex_);
+  puts_.release(id);
+}
+
+void LocalStoreImpl::contest_puts() {
+  const Lock lock(mutex_);
+  puts_.contest_all();
 }
 
 void LocalStoreImpl::end_session(Session session, std::function<bool()> still_writes) {

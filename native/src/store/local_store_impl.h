@@ -37,7 +37,9 @@ class LocalStoreImpl final : public LocalStore {
   Result<Pinned> pin(Session session, const ObjectId& id, Deadline deadline) override;
   bool unpin(Session session, PinId pin) override;
   bool remove(const ObjectId& id) override;
-  bool contest(const ObjectId& id) override;
+  bool hold_puts_back(const ObjectId& id) override;
+  void release_puts(const ObjectId& id) override;
+  void contest_puts() override;
   void end_session(Session session, std::function<bool()> still_writes) override;
   Result<std::uint32_t> add_client(std::function<bool()> gone) override;
   bool fence_client(std::uint32_t page, Session session) override { return memory_.pages().fence(page, session); }

@@ -367,8 +367,10 @@ struct Announce {  // a holder to the owner of the ids
     std::vector<Done> results;
     KVF_FIELDS(codec.list(self.results, kMaxIds))
   };
-  bool fresh = false;              // just put: also what was removed before may be there again
-  std::uint64_t settled_view = 0;  // not 0: the sender has announced all that it must for these members
+  static constexpr std::uint64_t kTellsAll = UINT64_MAX;
+  bool fresh = false;  // just put: also what was removed before may be there again
+  // Not 0: the sender has announced all that it must for these members; kTellsAll: it begins to announce all.
+  std::uint64_t settled_view = 0;
   std::vector<Item> items;
   KVF_FIELDS(codec.all(self.fresh, self.settled_view), codec.list(self.items, kMaxIds))
 };

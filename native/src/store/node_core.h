@@ -3,6 +3,7 @@
 
 #include <atomic>
 #include <memory>
+#include <mutex>
 #include <vector>
 
 #include "store/cluster.h"
@@ -35,6 +36,8 @@ struct NodeCore {
   RegionInfo index, pins;
   std::vector<std::span<std::byte>> arena_memory;
   std::span<std::byte> index_memory, pins_memory;
+
+  std::mutex members_mutex;  // one change of members at a time, and nothing that must see none
 
   std::atomic<bool> ready{false};     // requests may be served
   std::atomic<bool> draining{false};  // no puts any more

@@ -2,11 +2,14 @@
 
 #include <algorithm>
 #include <map>
+#include <thread>
 
 namespace kvferry::store {
 namespace {
 
 constexpr int kAttempts = 3;  // to find an owner that answers
+constexpr int kQuickRounds = 8;
+constexpr milliseconds kPause{1};  // between further ones: somebody removes it again and again
 
 Status conflict() { return {Code::kConflict, "other bytes are stored under that key, and objects are written once"}; }
 
@@ -25,31 +28,30 @@ bool Publisher::is_quick(std::span<const Claim> claims) const {
 
 void Publisher::publish(std::span<Claim> claims, Deadline deadline) {
   const auto all_done = [&] { return std::ranges::all_of(claims, &Claim::done); };
-  auto view = core_.cluster->view();
-  for (int attempt = 0; attempt < kAttempts && !all_done(); ++attempt) {
-    view = core_.cluster->view();
-    try_once(view, claims, deadline);
-  }
-  // Rather visible and told late than lost: what it holds must be found as long as it lives.
   std::vector<ObjectId> late;
-  for (Claim& claim : claims) {
-    if (claim.done) continue;
-    if (!commit(claim) && !commit(claim)) {
-      refuse(claim, {Code::kUnavailable, "it was removed again and again while it was being put"});
-      continue;
-    }
-    core_.counters.add(NodeCounters::kUnannounced);
-    late.push_back(claim.object.id);
-  }
-  const auto now = core_.cluster->view();
-  if (now != view) {  // told to owners of the past
-    for (const Claim& claim : claims) {
-      if (claim.status.ok() && now->owner(claim.object.id) != view->owner(claim.object.id)) {
-        late.push_back(claim.object.id);
+  for (int round = 0; !all_done(); ++round) {
+    if (round >= kQuickRounds) std::this_thread::sleep_for(kPause);
+    try_once(core_.cluster->view(), claims, deadline);
+    const bool last = expired(deadline);
+    for (Claim& claim : claims) {
+      if (!claim.done && claim.silences >= (last ? 1 : kAttempts)) commit_untold(claim, &late);
+      if (!claim.done && last) {
+        refuse(claim, {Code::kUnavailable, "it was removed again and again while it was being put"});
       }
     }
   }
-  announcer_.retry(std::move(late));
+  announcer_.tell(std::move(late));
+}
+
+// Rather visible and told late than lost: what this node holds must be found as long as it lives.
+void Publisher::commit_untold(Claim& claim, std::vector<ObjectId>* late) {
+  if (!commit(claim)) {
+    claim.silences = 0;  // somebody has asked for its removal: there is an owner again
+    return;
+  }
+  if (!claim.status.ok()) return;
+  core_.counters.add(NodeCounters::kUnannounced);
+  late->push_back(claim.object.id);
 }
 
 void Publisher::try_once(const std::shared_ptr<const ClusterView>& view, std::span<Claim> claims, Deadline deadline) {
@@ -82,10 +84,16 @@ void Publisher::try_once(const std::shared_ptr<const ClusterView>& view, std::sp
   }
   for (auto& [part, call] : asked) {
     const auto answer = core_.cluster->answer(call);
-    if (answer.ok() && (*answer)->results.size() == part->claims.size()) {
-      for (std::size_t i = 0; i < part->claims.size(); ++i) settle(*part->claims[i], (*answer)->results[i]);
+    const bool said = answer.ok() && (*answer)->results.size() == part->claims.size();
+    for (std::size_t i = 0; i < part->claims.size(); ++i) {
+      Claim& claim = *part->claims[i];
+      if (said) {
+        settle(claim, (*answer)->results[i]);
+      } else {
+        ++claim.silences;
+      }
+      core_.claims.remove(claim.object.id, claim.object.digest);
     }
-    for (const Claim* claim : part->claims) core_.claims.remove(claim->object.id, claim->object.digest);
   }
 }
 
@@ -152,16 +160,14 @@ void Publisher::settle(Claim& claim, const Announce::Done& done) {
       break;
   }
   core_.counters.add(NodeCounters::kAnnounced);
+  claim.silences = 0;
   if (!commit(claim)) return;
-  if (!claim.status.ok()) {
-    if (!core_.store->find(claim.object.id)) announcer_.retract({&claim.object.id, 1});
-    return;
-  }
+  if (!claim.status.ok()) return announcer_.tell({claim.object.id});  // the owner believes that it is here
   claim.replicas = std::max<std::uint32_t>(done.holders, 1);
   if (done.holders > 1) claim.created = false;
 }
 
-// False: the object was removed since it was announced, and its holder with it; it must be announced again.
+// False: the object was removed since it was announced, or the owner may have forgotten that it was: once more.
 bool Publisher::commit(Claim& claim) {
   const auto committed = core_.store->commit(claim.session, claim.put, claim.object.digest);
   if (committed.status().code() == Code::kStale) return false;

@@ -1,5 +1,6 @@
 // Makes objects visible: the owner of the id is told first, so that no two objects of one id are ever both visible,
-// then the local store commits. Thread-safe; waits for owners, at most three times suspect_after.
+// then the local store commits, unless what the owner was told is out of date by then: then it is told again. Thread-
+// safe; waits for owners, at most three times suspect_after for those that do not answer, and until the deadline.
 #pragma once
 
 #include <span>
@@ -19,6 +20,7 @@ struct Claim {
   bool created = false;
   std::uint32_t replicas = 0;  // known to exist, this one included
   bool done = false;
+  int silences = 0;  // of owners that were told, since one has answered
 };
 
 class Publisher {
@@ -38,6 +40,7 @@ class Publisher {
   void try_once(const std::shared_ptr<const ClusterView>& view, std::span<Claim> claims, Deadline deadline);
   void claim_here(const ClusterView& view, std::span<Claim*> claims, Deadline deadline);
   bool commit(Claim& claim);
+  void commit_untold(Claim& claim, std::vector<ObjectId>* late);
   void settle(Claim& claim, const Announce::Done& done);
   void refuse(Claim& claim, Status why);
 

@@ -24,9 +24,19 @@ void Reservations::contest(const ObjectId& id) {
   }
 }
 
-bool Reservations::take_contest(PutId put) {
+void Reservations::contest_all() {
+  for (auto& [put, reservation] : open_) reservation.contested = true;
+}
+
+void Reservations::release(const ObjectId& id) {
+  held_back_.erase(id);
+  contest(id);
+}
+
+bool Reservations::is_contested(PutId put) {
   const auto found = open_.find(put);
-  return found != open_.end() && std::exchange(found->second.contested, false);
+  if (found == open_.end()) return false;
+  return std::exchange(found->second.contested, false) || held_back_.contains(found->second.object.id);
 }
 
 std::optional<Reservation> Reservations::take(Session session, PutId put) {

@@ -8,6 +8,7 @@
 #include <memory>
 #include <optional>
 #include <unordered_map>
+#include <unordered_set>
 #include <vector>
 
 #include "store/local_store.h"
@@ -30,10 +31,14 @@ class Reservations {
   // Nothing if it is unknown or another session's.
   std::optional<Reservation> take(Session session, PutId put);
   const Reservation* find(Session session, PutId put) const;
-  // Marks those of one object.
+  // Marks those of one object, or all.
   void contest(const ObjectId& id);
-  // Whether it had been marked; it is not any more. False if it is unknown.
-  bool take_contest(PutId put);
+  void contest_all();
+  // Those of this object are contested again and again, until it is released.
+  void hold_back(const ObjectId& id) { held_back_.insert(id); }
+  void release(const ObjectId& id);
+  // Whether it had been marked, which it is not any more, or is held back. False if it is unknown.
+  bool is_contested(PutId put);
   // Marks those whose lease ended; hands on the slots that they had.
   std::vector<std::uint32_t> end_leases(Clock::time_point now);
 
@@ -54,6 +59,7 @@ class Reservations {
 
  private:
   std::unordered_map<PutId, Reservation> open_;
+  std::unordered_set<ObjectId> held_back_;
   std::vector<Ending> ending_;
   PutId last_ = 0;
   std::uint64_t bytes_ = 0;

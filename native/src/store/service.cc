@@ -24,7 +24,7 @@ Service::Service(NodeCore& core)
       caretaker_(core, replicator_, announcer_) {}
 
 Status Service::start() {
-  core_.store->on_dropped([this](std::span<const ObjectId> ids) { announcer_.retract(ids); });
+  core_.store->on_dropped([this](std::span<const ObjectId> ids) { announcer_.tell({ids.begin(), ids.end()}); });
   if (core_.options.demote_to_remote) {
     core_.store->on_demote([this](const ObjectId& id) { return caretaker_.demote(id); });
   }
@@ -69,8 +69,8 @@ void Service::lost(std::uint64_t peer, const Status&) {
   if (session->who != Attach::Who::kNode) return;
   judge_quick_puts();
   if (session->by_us) return;
-  // What it would have told us it may have told another: only it knows.
-  core_.cluster->set_settled(session->home, 0);
+  // What it would have told us it may have told another: only it knows. If it is back already, it tells all anyway.
+  if (core_.sessions->made_by(session->home).empty()) core_.cluster->must_tell(session->home);
 }
 
 Status Service::may_ask(const Asker& asker, Type type) {
@@ -177,15 +177,6 @@ Result<std::optional<Bytes>> Service::lookup(const Asker& asker, const MessageHe
   return std::optional<Bytes>(encode_answer<Lookup>(header.request_id, *std::move(answer)));
 }
 
-// What it holds was forgotten when it left, and it may not know that it ever did: the news of the members makes it
-// tell.
-void Service::ask_for_all(const NodeId& member) {
-  const auto view = core_.cluster->view();
-  for (const std::uint64_t peer : core_.sessions->made_by(member)) {
-    (void)core_.rpc->post(peer, MemberList{view->number, view->members}, deadline_in(core_.cluster->patience()));
-  }
-}
-
 void Service::settle_quick_puts() const {
   if (!core_.store->quick_puts_waiting()) return;
   const LocalStore::QuickPutsDone done = core_.store->settle_quick_puts();
@@ -212,7 +203,7 @@ std::uint64_t Service::drain(Deadline deadline) {
 }
 
 bool Service::set_members(std::uint64_t number, std::vector<Member> members) {
-  const std::lock_guard one_at_a_time(members_mutex_);
+  const std::lock_guard one_at_a_time(core_.members_mutex);
   const auto changing = [this](bool now) {
     {
       const std::lock_guard lock(quick_mutex_);
@@ -227,7 +218,7 @@ bool Service::set_members(std::uint64_t number, std::vector<Member> members) {
   return taken;
 }
 
-// With members_mutex_.
+// With core_.members_mutex.
 bool Service::take_members(std::uint64_t number, std::vector<Member> members) {
   auto before = core_.cluster->view();
   if (!core_.cluster->set_members(number, std::move(members))) return false;
@@ -239,7 +230,8 @@ bool Service::take_members(std::uint64_t number, std::vector<Member> members) {
     forgotten_.insert(link->member.node_id);
   }
   for (const auto& link : now->links) {
-    if (forgotten_.erase(link->member.node_id) > 0) ask_for_all(link->member.node_id);
+    // What it holds was forgotten when it left, and it may not know that it ever did.
+    if (forgotten_.erase(link->member.node_id) > 0) caretaker_.ask_for_all(link->member.node_id);
   }
   announcer_.view_changed(std::move(before));
   caretaker_.wake();

@@ -86,9 +86,8 @@ class Service final : public Handler {
   std::vector<Status> remove_everywhere(const std::vector<ObjectId>& ids);
   std::vector<Status> drop_at(const ClusterView& view, const std::vector<ObjectId>& ids,
                               const std::map<NodeId, std::vector<std::size_t>>& by_holder);
+  void did_not_hear(const NodeId& holder);
   void make_hot(const ObjectId& id, const NodeId& reader);
-
-  void ask_for_all(const NodeId& member);
 
   NodeCore& core_;
   Finder finder_;
@@ -99,8 +98,7 @@ class Service final : public Handler {
   Puts puts_;
   Reads reads_;
   Caretaker caretaker_;
-  std::mutex members_mutex_;
-  std::set<NodeId> forgotten_;  // members that left; guarded by members_mutex_
+  std::set<NodeId> forgotten_;  // members that left; guarded by core_.members_mutex
   std::mutex quick_mutex_;
   bool members_change_ = false;  // guarded by quick_mutex_
 };

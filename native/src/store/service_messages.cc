@@ -1,5 +1,6 @@
 // Service: one function per message.
 #include <algorithm>
+#include <iterator>
 #include <map>
 
 #include "base/log.h"
@@ -39,9 +40,9 @@ Status Service::admit(const Attach& attach) const {
 // It will tell anew all that it holds and this node owns: what was known of it may be out of date.
 void Service::admit_node(const NodeId& node) {
   judge_quick_puts();
-  core_.cluster->set_settled(node, 0);
+  core_.cluster->must_tell(node);
   core_.directory.drop_holder(core_.names.of(node));
-  core_.cluster->wake();
+  core_.cluster->expect(node);
 }
 
 Service::Answered<Attach> Service::on(const Asker& asker, const Attach& attach, Wait) {
@@ -89,7 +90,8 @@ Service::Answered<Members> Service::on(const Asker&, const Members&, Wait) {
   return Result<MemberList>(MemberList{view->number, view->members});
 }
 
-Service::Answered<Ping> Service::on(const Asker&, const Ping&, Wait) {
+Service::Answered<Ping> Service::on(const Asker& asker, const Ping&, Wait) {
+  if (asker.session && asker.session->who == Attach::Who::kNode) core_.cluster->expect(asker.session->home);
   const auto view = core_.cluster->view();
   return Result<Ping::Answer>(Ping::Answer{view->fingerprint, core_.is_settled(*view)});
 }
@@ -221,7 +223,12 @@ std::vector<Status> Service::remove_everywhere(const std::vector<ObjectId>& ids)
     }
   }
   core_.counters.add(NodeCounters::kRemoved, ids.size());
-  return drop_at(*view, ids, by_holder);
+  auto dropped = drop_at(*view, ids, by_holder);
+  // Whoever announced it anew before it was told may have dropped that, too.
+  std::vector<ObjectId> doubtful;
+  std::ranges::copy_if(ids, std::back_inserter(doubtful), [&](const auto& id) { return core_.directory.contains(id); });
+  if (!doubtful.empty()) (void)finder_.verify(*view, doubtful, deadline_in(core_.cluster->patience()));
+  return dropped;
 }
 
 std::vector<Status> Service::drop_at(const ClusterView& view, const std::vector<ObjectId>& ids,
@@ -237,6 +244,7 @@ std::vector<Status> Service::drop_at(const ClusterView& view, const std::vector<
   std::vector<std::string> missed(ids.size());
   for (auto& [places, call] : asked) {
     if (core_.cluster->answer(call).ok()) continue;
+    did_not_hear(call.link->member.node_id);
     const std::string node = call.link->member.node_id.to_string();
     for (const std::size_t i : *places) missed[i] += (missed[i].empty() ? "" : ", ") + node;
   }
@@ -246,6 +254,12 @@ std::vector<Status> Service::drop_at(const ClusterView& view, const std::vector<
     out[i] = {Code::kUnavailable, "these nodes did not answer and may still hold it: " + missed[i]};
   }
   return out;
+}
+
+// It may hold what the directory does not have any more, for as long as it has not told all anew.
+void Service::did_not_hear(const NodeId& holder) {
+  core_.cluster->must_tell(holder);
+  caretaker_.ask_for_all(holder);
 }
 
 Service::Answered<Pull> Service::on(const Asker& asker, const Pull& pull, Wait wait) {
