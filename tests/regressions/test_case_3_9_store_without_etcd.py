@@ -52,7 +52,8 @@ def pool(tmp_path: Path) -> Iterator[Pool]:
     with EtcdCluster(tmp_path / "etcd", 3) as etcd, ExitStack() as undo:
         environ = {
             "KVFERRY_CLUSTER_STORE": etcd.address,
-            "KVFERRY_CLUSTER_LEASE_S": "2",
+            "KVFERRY_CLUSTER_LEASE_S": "3",
+            "KVFERRY_STORE_SUSPECT_AFTER_S": "5",  # nobody stands still here, but for want of a processor
             "KVFERRY_TRANSFER_CLUSTER_SECRET_FILE": str(secret),
         }
         yield Pool(etcd, tmp_path, environ, undo)
@@ -84,8 +85,9 @@ class Load:
 
     def begin(self, part: str, seconds: float) -> None:
         """Mixed traffic for some seconds; `judge` ends it."""
-        other = [f"{part}/other-{number}/{size}" for number, size in enumerate((0, 1, 100, 4096, 70_000))]
         for client in self._clients:
+            sizes = enumerate((0, 1, 100, 4096, 70_000))
+            other = [f"{part}/{client.name}/{number}/{size}" for number, size in sizes]
             client.say("run", self.durable, other, other[3:], True, seconds, f"39:{part}:{client.name}")
 
     def judge(self) -> int:
