@@ -270,8 +270,10 @@ class Consumer:
     def _load(self, load: _Load) -> None:
         early = load.request.early
         if early is not None:
-            self._check_early(load, early)
+            self._settle_early(load.request.request_id, early)
         load.targets = self._sources.targets(load.request.remote.address)
+        if early is not None:
+            self._check_early(load, early)
         known = {}
         for target in load.targets:
             if target.reads:
@@ -296,8 +298,7 @@ class Consumer:
             self._in_background(lambda: self._release(load.request.remote.address, unread, "done"))
 
     def _check_early(self, load: _Load, early: EarlyPulls) -> None:
-        """Wait for the early transfers. Raises why one failed."""
-        self._settle_early(load.request.request_id, early)
+        """Raise why one of the early transfers, which have settled, failed."""
         if load.cancelled:
             raise CancelledError("the request was aborted")
         error = early.error()

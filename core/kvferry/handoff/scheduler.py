@@ -188,6 +188,9 @@ class HandoffScheduler:
             self._counts["refused_invalid_params"] += 1
             logger.log(self._warnings.level("stream"), "a prefill is not announced: %s", error)
             return
+        if any(stream.name == name for stream in self._streams.values()):
+            self._counts["refused_invalid_params"] += 1  # its blocks would be told as the other one's
+            return
         refused = refused or prompt.token_ids is None
         self._openings.append(Opening(name, _digest(prompt)))
         if refused:

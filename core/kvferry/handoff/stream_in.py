@@ -125,12 +125,15 @@ class StreamReceiver:
 
     def watch(self, request: StreamRequest) -> None:
         """Follow a prefill from now on; blocks for it may come later."""
-        if request.request_id in self._streams or request.address.stream in self._names:
+        if request.request_id in self._streams:
             self._counts["duplicate_loads"] += 1
             return
         incoming = _Incoming(request, self._clock() + self._timeout_s)
         self._streams[request.request_id] = incoming
-        self._names[request.address.stream] = request.request_id
+        if self._names.setdefault(request.address.stream, request.request_id) != request.request_id:
+            # Its blocks will be ordered all the same, and an order without a result would keep them for ever.
+            self._fail(incoming, InvalidArgumentError("another request follows the prefill of that name"))
+            return
         self._counts["streams_watched"] += 1
         if not self._chores.submit(lambda: self._connect(request)):
             self._fail(incoming, CancelledError("the engine is shutting down"))
@@ -235,7 +238,12 @@ class StreamReceiver:
             message.lease_s,
             request.address.pp_size,
         )
-        blocks = (tuple(incoming.blocks),) if message.block_ids is None else message.block_ids
+        announced = (tuple(incoming.blocks),)
+        blocks = announced if message.block_ids is None else message.block_ids
+        if blocks != announced:  # then what was announced is not what the lease is for
+            incoming.blocks, incoming.ends = [], {}
+            if incoming.early is not None:
+                incoming.early.begin_anew()
         incoming.remote = remote = RemotePrefill(
             address, blocks, message.num_tokens, request_id=request.request_id
         )
@@ -404,5 +412,7 @@ class StreamReceiver:
         self._consumer.fail(load.request_id, early, error, incoming.started_at, str(endpoint))
 
     def _forget(self, incoming: _Incoming) -> None:
-        self._streams.pop(incoming.request.request_id, None)
-        self._names.pop(incoming.request.address.stream, None)
+        request = incoming.request
+        self._streams.pop(request.request_id, None)
+        if self._names.get(request.address.stream) == request.request_id:
+            del self._names[request.address.stream]

@@ -256,6 +256,33 @@ class TestTheProducerGivesUp:
         assert isinstance(pair.result().error, InvalidArgumentError)
         assert pair.prefill.table.held() == 0
 
+    def test_the_lease_is_for_other_blocks_than_were_announced(self, pair):
+        """As when two requests are announced under one name: what was read early is another one's."""
+        pair.prefill.open(1)
+        pair.follow()
+        for block, byte in ((3, 9), (5, 6), (7, 8)):
+            pair.prefill.memory.fill(block, byte)
+        pair.prefill.compute(1, BLOCKS, TOKENS)
+        pair.settle()
+        assert pair.decode.memory.values(LOCAL) == [3, 6, 8]
+        pair.finish(blocks=(3, 5, 7))
+        assert pair.result().error is None
+        assert pair.decode.memory.values(LOCAL) == [9, 6, 8]
+
+    def test_an_early_read_failed(self, pair):
+        pair.prefill.open(1)
+        pair.follow()
+        pair.network.hold = True
+        pair.prefill.compute(1, BLOCKS, TOKENS)
+        pair.settle()
+        for transfer in pair.network.held:
+            transfer.cancel()
+        pair.network.hold = False
+        pair.finish()
+        assert pair.result().error is not None
+        pair.settle()
+        assert pair.prefill.table.held() == 0  # the lease is given back, not left to run out
+
 
 class TestTheConsumerGivesUp:
     @pytest.mark.parametrize("when", ["before the end", "after the end"])
@@ -352,6 +379,17 @@ class TestStrangers:
         settle(pair.prefill, other)
         (result,) = other.consumer.take_results()
         assert isinstance(result.error, StaleError)
+
+    def test_a_second_request_of_the_same_stream_gets_a_result_too(self, pair):
+        pair.prefill.open(1)
+        pair.follow()
+        pair.follow("d2")
+        (result,) = pair.decode.consumer.take_results()
+        assert (result.request_id, type(result.error)) == ("d2", InvalidArgumentError)
+        pair.prefill.compute(1, BLOCKS, TOKENS)
+        pair.finish()
+        assert pair.result().error is None  # the first one's
+        assert len(pair.decode.receiver) == 0
 
     def test_block_ids_that_the_cache_does_not_have(self, pair):
         pair.prefill.open(1)

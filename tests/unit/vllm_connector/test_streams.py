@@ -62,6 +62,15 @@ class TestProducer:
         assert ending.remote.block_ids == ((4, 5, 6),)
         assert ending.remote.address.lease == orders.leases[0][0]
 
+    def test_a_name_that_is_in_use_is_not_announced_again(self):
+        scheduler = half()
+        asked = self.ordered(scheduler)
+        again = request("p2", prompt(), {"do_remote_decode": True, **stream_order(STREAM)}, num_preemptions=0)
+        scheduler.on_new_request(again)
+        orders = step(scheduler, again, 40, [8, 9])
+        assert (len(orders.openings), orders.chunks) == (1, ())
+        assert len(step(scheduler, asked, 40, [4, 5]).chunks) == 1
+
     def test_a_preemption_begins_a_generation(self):
         scheduler = half()
         asked = self.ordered(scheduler)
