@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import threading
 import time
 from collections import Counter
@@ -155,7 +156,7 @@ def longest_hit(
     One call for each group: the whole chain where all tokens are looked at, the blocks below that otherwise.
     """
     tokens = min(len(group_keys) * shape.block_tokens for group_keys, shape in zip(keys, groups, strict=True))
-    step = max(shape.block_tokens for shape in groups)
+    step = math.lcm(*(shape.block_tokens for shape in groups))  # tokens, in whole blocks of every group
     windows = []
     for group_keys, shape in sorted(zip(keys, groups, strict=True), key=lambda pair: pair[1].window_tokens):
         tokens -= tokens % step

@@ -178,11 +178,8 @@ class PoolWorker:
         """Load in this thread if that is quick; False: it is not, or not known to be."""
         if not self._at_once_from <= self._clock() < until or self._local() is None:
             return False
-        started, failure = self._clock(), None
-        try:
-            self._load(load, until)
-        except KVFerryError as error:
-            failure = error
+        started = self._clock()
+        failure = self._tried(load, until)
         if self._clock() - started > SLOW_S:
             self._at_once_from = self._clock() + PAUSE_S
         if isinstance(failure, DeadlineExceededError):
@@ -192,16 +189,19 @@ class PoolWorker:
         return True
 
     def _run_load(self, load: _Load) -> None:
-        error: KVFerryError | None = None
+        self._end_load(load, self._tried(load, load.started_at + self._limits.load_timeout_s))
+
+    def _tried(self, load: _Load, deadline: float) -> KVFerryError | None:
+        """Load; return why that failed. A bug must neither keep the request for ever nor reach an engine's
+        step."""
         try:
-            self._load(load, load.started_at + self._limits.load_timeout_s)
+            self._load(load, deadline)
         except KVFerryError as failure:
-            error = failure
+            return failure
         except Exception as failure:
             logger.exception("load of request %s from the pool failed unexpectedly", load.job.request_id)
-            error = InternalError(f"{type(failure).__name__}: {failure}")
-        finally:  # whatever happened: a load without a result would keep its request for ever
-            self._end_load(load, error)
+            return InternalError(f"{type(failure).__name__}: {failure}")
+        return None
 
     def _load(self, load: _Load, deadline: float) -> None:
         for batch in self._batches(load.job.spans):

@@ -35,6 +35,14 @@ class TestLongestHit:
         assert self.hit(store, [FULL], [made], (0,)) == 8 * BLOCK
         assert store.calls["match_prefix"] == 2
 
+    def test_it_ends_where_blocks_of_all_groups_end(self):
+        shapes = [GroupShape(BLOCK), GroupShape(2 * BLOCK, 2), GroupShape(3 * BLOCK, 3)]
+        store, all_keys = FakeStore(), keys(*shapes)
+        made = [all_keys.of_blocks(group, HASHES[:9]) for group in range(3)]
+        for group_keys in made:
+            put(store, group_keys)
+        assert self.hit(store, shapes, made) == 6 * BLOCK
+
     def test_a_hole_ends_it(self):
         store, made = FakeStore(), keys().of_blocks(0, HASHES)
         put(store, made[:3] + made[4:])

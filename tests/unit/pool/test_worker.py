@@ -209,6 +209,12 @@ class TestAtOnce:
         assert rig.memory.read(5) == value(HASHES[1])
         assert two.error.code == "not_found"
 
+    def test_bugs_do_not_reach_the_step(self, store):
+        rig = self.rig(store)
+        rig.worker._store = lambda: 1 // 0
+        rig.worker.start_loads(load([4]), idle=True)
+        assert isinstance(rig.worker.take_results()[0].error, InternalError)
+
     def test_not_while_others_compute_nor_from_afar(self, store):
         rig = self.rig(store)
         rig.worker.start_loads(load([4]), idle=False)
