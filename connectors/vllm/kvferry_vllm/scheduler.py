@@ -48,6 +48,7 @@ class SchedulerHalf:
             block_tokens=facts.block_tokens,
             is_consumer=facts.is_consumer,
             lease_s=facts.lease_s,
+            withheld=facts.withheld,
         )
         self._front: PoolFront | None = None
         self._idle = False  # whether the step computes nothing

@@ -68,13 +68,22 @@ class HandoffScheduler:
     """One per engine core. Not thread-safe: it belongs to the core's loop."""
 
     def __init__(
-        self, engine_id: str, *, block_tokens: Sequence[int], is_consumer: bool, lease_s: float
+        self,
+        engine_id: str,
+        *,
+        block_tokens: Sequence[int],
+        is_consumer: bool,
+        lease_s: float,
+        withheld: int = 0,
     ) -> None:
-        """`block_tokens`: tokens of a block, by group. `is_consumer`: this engine loads from others."""
+        """`block_tokens`: tokens of a block, by group. `is_consumer`: this engine loads from others.
+        `withheld`: how many last tokens of a prompt a prefill engine of the same model does not compute.
+        """
         self._engine_id = engine_id
         self._block_tokens = tuple(block_tokens)
         self._is_consumer = is_consumer
         self._lease_s = lease_s
+        self._withheld = withheld
         self._leases = LeaseIssuer()
         self._workers: tuple[WorkerAddress, ...] = ()
         self._stages = 1
@@ -303,9 +312,10 @@ class HandoffScheduler:
             self._own_streams.append(address.stream)
             prompt.params["do_remote_prefill"] = False
             return
-        self._follows[prompt.request_id] = (prompt, address)
+        prefilled = _without_last(prompt, self._withheld)
+        self._follows[prompt.request_id] = (prefilled, address)
         self._new_follows.append(
-            StreamRequest(prompt.request_id, address, _digest(prompt), prompt.num_tokens)
+            StreamRequest(prompt.request_id, address, _digest(prefilled), prefilled.num_tokens)
         )
         reason = self._why_not_here(prompt)
         if reason is not None:
@@ -348,3 +358,9 @@ class HandoffScheduler:
 
 def _digest(prompt: Prompt) -> str:
     return "" if prompt.token_ids is None else prompt_digest(prompt.token_ids, prompt.extras)
+
+
+def _without_last(prompt: Prompt, count: int) -> Prompt:
+    if not count or prompt.token_ids is None or prompt.num_tokens <= count:
+        return prompt
+    return prompt._replace(token_ids=prompt.token_ids[:-count], num_tokens=prompt.num_tokens - count)

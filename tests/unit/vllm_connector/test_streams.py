@@ -18,8 +18,8 @@ ENDPOINT = "127.0.0.1:4321"
 TOKENS = 70
 
 
-def half(*, producer=True, consumer=True, announces=True) -> SchedulerHalf:
-    facts = EngineFacts("engine", (BLOCK,), producer, consumer, 30.0, announces=announces)
+def half(*, producer=True, consumer=True, announces=True, withheld=0) -> SchedulerHalf:
+    facts = EngineFacts("engine", (BLOCK,), producer, consumer, 30.0, announces=announces, withheld=withheld)
     scheduler = SchedulerHalf(facts)
     scheduler.set_workers({0: WorkerAddress(secrets.token_hex(16), ENDPOINT)})
     return scheduler
@@ -122,6 +122,19 @@ class TestConsumer:
         assert scheduler.matched_tokens(asked, 0) == (0, False)
         scheduler.request_finished(asked, ([7, 8, 9],))
         assert scheduler.take_orders().handoff.cancels == ("d1",)
+
+    def test_what_a_prefill_leaves_out_is_not_waited_for(self):
+        """Both engines must mean the same prompt, or each load of a model with states would fail."""
+        prefill, decode = (half(announces=False, withheld=1) for _ in range(2))
+        params = {"do_remote_decode": True, **stream_order(STREAM)}
+        there = request("p1", prompt(), params, num_preemptions=0, _all_token_ids=prompt())
+        prefill.on_new_request(there)
+        (opening,) = prefill.take_orders().handoff.openings
+        here = self.following(decode)
+        (follow,) = decode.take_orders().handoff.follows
+        assert (follow.digest, follow.num_tokens) == (opening.digest, TOKENS - 1)
+        assert decode.matched_tokens(here, 0) == (TOKENS - 1, True)
+        assert here.num_prompt_tokens == TOKENS
 
     @pytest.mark.parametrize("computed", [69, 70])
     def test_nothing_is_missing(self, computed):
