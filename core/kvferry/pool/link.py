@@ -1,4 +1,7 @@
-"""A process's connection to the pool: opened in the background, given up and opened anew when it is lost."""
+"""A process's way to the pool: opened in the background, tried again until it could be.
+
+From then on the store itself attaches anew when its node is lost.
+"""
 
 from __future__ import annotations
 

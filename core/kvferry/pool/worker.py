@@ -305,7 +305,8 @@ class PoolWorker:
         for span in spans:
             if not 0 <= span.group < len(self._memory):
                 raise OutOfRangeError(f"there is no KV cache group {span.group}")
-            size = max(1, BATCH_BYTES // int(self._memory[span.group].block_bytes.sum()))
+            block_bytes = int(self._memory[span.group].block_bytes.sum())  # 0: all layers are in other stages
+            size = max(1, BATCH_BYTES // max(1, block_bytes))
             for first in range(0, len(span.keys), size):
                 cut = slice(first, first + size)
                 yield BlockSpan(span.group, span.keys[cut], span.block_ids[cut], span.parents[cut])

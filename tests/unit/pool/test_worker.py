@@ -12,7 +12,16 @@ from kvferry.errors import (
     OutOfRangeError,
     UnavailableError,
 )
-from kvferry.pool import BlockSpan, LoadJob, PoolLimits, PoolOrders, PoolWorker, SavedCounts, SaveJob
+from kvferry.pool import (
+    BlockSpan,
+    GroupMemory,
+    LoadJob,
+    PoolLimits,
+    PoolOrders,
+    PoolWorker,
+    SavedCounts,
+    SaveJob,
+)
 from kvferry.store import Store, open_embedded
 from kvferry.testing.fake_store import FakeStore
 
@@ -259,6 +268,18 @@ def test_closed_executors_end_what_comes():
     rig.worker.start_saves(save([1]))
     assert rig.worker.take_results()[0].cancelled
     assert rig.worker.take_saved() == SavedCounts({1: 1})
+
+
+def test_a_stage_without_layers_of_a_group_has_parts_of_no_bytes(store):
+    """Its parts are looked for like all others, so they must be there."""
+    rig = Rig(store)
+    none = np.zeros(0, np.uint64)
+    rig.worker._memory = (GroupMemory(none, none, none, 16),)
+    rig.worker.start_saves(save([1, 2]))
+    assert rig.worker.take_counts()["saved_blocks|saved"] == 2
+    rig.worker.start_loads(load([4, 5]))
+    (result,) = rig.worker.take_results()
+    assert (result.error, result.blocks, result.bytes) == (None, 2, 0)
 
 
 def test_batches_of_a_long_chain(monkeypatch, store):
