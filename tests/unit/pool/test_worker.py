@@ -200,9 +200,14 @@ def test_a_cancelled_load_ends_between_two_batches(monkeypatch):
 class TestAtOnce:
     """An idle step loads what is near itself."""
 
+    @pytest.fixture(autouse=True)
+    def time_enough(self, monkeypatch):
+        """A machine that stands still for a moment must not make a load a slow one."""
+        monkeypatch.setattr("kvferry.pool.worker.AT_ONCE_S", 30.0)
+
     def rig(self, store):
         self.loads = Later()
-        rig = Rig(store, loads=self.loads.submit)
+        rig = Rig(store, loads=self.loads.submit, clock=lambda: 0.0)
         rig.worker._local = lambda: store
         rig.written([1, 2])
         rig.worker.start_saves(save([1, 2]))
