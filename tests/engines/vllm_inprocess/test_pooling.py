@@ -23,6 +23,7 @@ LOADED = "kvferry_pool_loads_total|loaded"
 FAILED = "kvferry_pool_loads_total|failed"
 SAVED = "kvferry_pool_saved_blocks_total|saved"
 HANDED_OFF = "kvferry_handoff_loads_total|loaded"
+PATIENT = {"pool.lookup_timeout_s": 20}  # hits are counted exactly, however slow the machine is
 BLOCK_BYTES = 4 * 2 * 4 * BLOCK * 64 * 4  # layers, K and V, heads, tokens, head dim, float32
 
 
@@ -38,7 +39,7 @@ def pooled_tokens(prompt: list[int]) -> int:
 @pytest.fixture
 def alone(tmp_path: Path) -> Mapping[str, Any]:
     """Options of an engine that finds no node."""
-    return {"cluster.directory": str(tmp_path), "store.dram": 96 << 20}
+    return {"cluster.directory": str(tmp_path), "store.dram": 96 << 20, **PATIENT}
 
 
 @pytest.fixture
@@ -50,7 +51,7 @@ def node(tmp_path: Path) -> Iterator[NodeChild]:
 @pytest.fixture
 def shared(node: NodeChild) -> Mapping[str, Any]:
     """Options of engines that use the node."""
-    return {"cluster.directory": node.cluster.directory}
+    return {"cluster.directory": node.cluster.directory, **PATIENT}
 
 
 def settled(engine: LabEngine) -> None:
@@ -215,7 +216,7 @@ def test_through_the_ssd_tier(lab: Lab, reference, tmp_path: Path) -> None:
     with (
         NodeChild(tmp_path, "--dram", "12MiB", "--ssd", f"{ssd}:256MiB", environ=environ) as node,
         node.open() as store,
-        lab.engine("kv_both", options={"cluster.directory": str(tmp_path)}) as engine,
+        lab.engine("kv_both", options={"cluster.directory": str(tmp_path), **PATIENT}) as engine,
     ):
         for count, prompt in enumerate(asked, start=1):
             engine.run([prompt], MAX_TOKENS)
