@@ -36,7 +36,9 @@ def make_private(path: Path) -> None:
     UnavailableError if it cannot be made.
     """
     try:
-        path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        for missing in reversed([each for each in path.parents if not each.exists()]):
+            missing.mkdir(mode=0o700, exist_ok=True)  # ours too: the next one may have to be private itself
+        path.mkdir(mode=0o700, exist_ok=True)
         found = path.lstat()
     except FileExistsError:
         raise AccessDeniedError(f"{path} is not a directory; remove it") from None

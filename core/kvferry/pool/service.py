@@ -127,4 +127,14 @@ class PoolBack:
 def _wants_own_node(config: Config) -> bool:
     if config.pool.node != "auto":
         return config.pool.node == "own"
-    return not config.store.node and not find_nodes(config.cluster)
+    if config.store.node or find_nodes(config.cluster):
+        return False
+    if config.cluster.store != "embedded":
+        logger.warning(
+            "the pool has to wait: cluster.store is %s, a node of this engine's own would not join that "
+            "cluster, and no node of it runs on this machine; start `kvferry node --cluster %s` here",
+            config.cluster.store,
+            config.cluster.store,
+        )
+        return False
+    return True

@@ -25,6 +25,7 @@ REPLAY_S = 5.0  # for all of a replay
 # The engine may publish between its answer to a replay and the arrival of our subscription.
 RECHECK_S = 1.0
 IDLE_S = 0.5
+UNREACHED_S = 10.0  # without a connection: time to say so, once for each loss
 STOP_S = 10.0
 _END = (-1).to_bytes(8, "big", signed=True)
 _SEQUENCE_BYTES = 8
@@ -114,6 +115,7 @@ class _Listener:
         self._counts = counts
         self._expected: int | None = None  # number of the next message; None: not in step with the engine
         self._recheck_at_s: float | None = None
+        self._missed_at_s: float | None = None  # when to complain that there is no connection
         self._socket: Any = None
         self._monitor: Any = None
         self._subscribe()
@@ -132,6 +134,7 @@ class _Listener:
 
     def read(self, stopping: threading.Event) -> None:
         """Take in what has come; never waits, except for a replay."""
+        self._complain_if_unreached()
         for _ in range(QUEUED_MESSAGES):
             self._follow_connection(stopping)
             frames = self._receive()
@@ -142,6 +145,18 @@ class _Listener:
             self._recheck_at_s = None
             if self._expected is not None:
                 self._replay(self._expected, stopping)
+
+    def _complain_if_unreached(self) -> None:
+        if self._missed_at_s is None or time.monotonic() < self._missed_at_s:
+            return
+        self._missed_at_s = None
+        logger.warning(
+            "KV events of %s: nobody answers at %s for %g s; its cached prefixes do not count. Is it started "
+            "with --kv-events-config, and is this the address there? (router.prefill_events)",
+            self._source.name,
+            self._source.endpoint,
+            UNREACHED_S,
+        )
 
     def forget(self) -> None:
         """Know nothing of the engine any more."""
@@ -158,6 +173,7 @@ class _Listener:
 
     def _subscribe(self) -> None:
         zmq = self._zmq
+        self._missed_at_s = time.monotonic() + UNREACHED_S
         self._socket = self._context.socket(zmq.SUB)
         self._socket.set(zmq.RCVHWM, QUEUED_MESSAGES)
         self._socket.set(zmq.MAXMSGSIZE, MAX_BATCH_BYTES)
@@ -188,6 +204,7 @@ class _Listener:
                 self.close()
                 self._subscribe()
                 return
+            self._missed_at_s = None
             self._recheck_at_s = time.monotonic() + RECHECK_S
             if self._expected is None:
                 self._start_over(stopping)

@@ -122,7 +122,7 @@ class RouterServer:
             logger.warning("listening on %s: anyone who reaches this address can use the engines", self.url)
 
     async def _listen_to_events(self, upstream: Upstream, metrics: RouterMetrics) -> Prefixes | None:
-        if not self.options.prefill_events:
+        if not self.options.prefill_events and not self.options.prefill_replays:
             return None
         from kvferry.router.prefixes import Prefixes
 

@@ -195,6 +195,7 @@ Status TlsSession::recv_vectored(std::span<iovec> segments, const Wait& wait) {
 
 // As much as is there: a record at a time would cost a call of each of us for every 16 KiB.
 Result<std::size_t> TlsSession::recv_some(std::span<const iovec> segments, const Wait& wait) {
+  if (!receiving_failed_.ok()) return receiving_failed_;
   NoSigpipe guard;  // reading may send an alert
   std::size_t total = 0;
   for (iovec rest : segments) {
@@ -203,7 +204,8 @@ Result<std::size_t> TlsSession::recv_some(std::span<const iovec> segments, const
       if (!step.ok()) {
         const Status failed = guard.check(step.status());
         if (total == 0) return failed;
-        return total;  // the next call fails in the same way
+        receiving_failed_ = failed;  // for the next call: OpenSSL says why only once
+        return total;
       }
       if (step->moved == 0 && total > 0) return total;
       if (step->moved == 0) KVF_RETURN_IF_ERROR(wait_for(fd_, step->events, wait));

@@ -62,6 +62,7 @@ class TlsSession {
   OpenSslSession* const session_;
   const int fd_;
   std::array<std::byte, kRecordBytes> gathered_{};  // small segments, to make one record of; for the sender
+  Status receiving_failed_;                         // for the receiver
   Digest binding_{};
   std::string description_;
 };

@@ -33,6 +33,7 @@ def test_what_is_there_must_be_ours_alone(tmp_path: Path, monkeypatch: pytest.Mo
     (tmp_path / "open").chmod(0o755)
     make_private(tmp_path / "fine" / "deeper")
     make_private(tmp_path / "fine" / "deeper")
+    make_private(tmp_path / "fine")  # made on the way, and as private
     for name, why in (("file", "not a directory"), ("link", "not a directory"), ("open", "chmod 700")):
         with pytest.raises(AccessDeniedError, match=why):
             make_private(tmp_path / name)

@@ -143,3 +143,19 @@ class TestLink:
         with pytest.raises(UnavailableError, match="closed"):
             links[0].get()
         assert store.closed
+
+
+def test_an_engine_of_a_cluster_waits_for_a_node_of_it(tmp_path, caplog):
+    values = {
+        "cluster": {"directory": str(tmp_path), "store": "etcd://127.0.0.1:1"},
+        "transfer": {"cluster_secret": "a secret of at least 16 bytes"},
+    }
+
+    def not_wanted(_config):
+        raise AssertionError("a node was made that the cluster does not know")
+
+    front = PoolFront(load_config(values, environ={}), keys(), open_node=not_wanted)
+    try:
+        assert "start `kvferry node --cluster etcd://127.0.0.1:1` here" in caplog.text
+    finally:
+        front.close()

@@ -211,3 +211,15 @@ def test_without_zmq_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setitem(__import__("sys").modules, "zmq", None)
     with pytest.raises(UnsupportedError, match=r"kvferry\[events\]"):
         feed_module.load_zmq()
+
+
+def test_an_address_where_nobody_answers_is_said_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(feed_module, "UNREACHED_S", 0.1)
+    feed = EventFeed([EventSource(NAME, f"ipc://{tmp_path}/nobody")], PrefixIndex([NAME]))
+    try:
+        wait_until(lambda: "nobody answers at ipc://" in caplog.text, PATIENCE_S, "a warning")
+    finally:
+        feed.close()
+    assert caplog.text.count("nobody answers") == 1

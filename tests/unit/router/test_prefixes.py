@@ -174,6 +174,7 @@ async def test_metrics_tell_what_is_known(tmp_path: Path) -> None:
     [
         (("ipc:///x",), (), "prefill_events has 1 addresses"),
         (("ipc:///x", "ipc:///y"), ("ipc:///z",), "prefill_replays has 1 addresses"),
+        ((), ("ipc:///z", "ipc:///z2"), "prefill_events has 0 addresses"),
         (("nonsense", "ipc:///y"), (), "no address of KV events"),
     ],
 )
