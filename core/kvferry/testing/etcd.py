@@ -11,7 +11,6 @@ import json
 import platform
 import random
 import shutil
-import signal
 import socket
 import subprocess
 import sys
@@ -23,7 +22,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from kvferry.testing.waiting import wait_until
+from kvferry.testing.waiting import stop_process, wait_until
 
 START_TIMEOUT_S = 30.0
 INSTALL = "apt-get install etcd-server (Debian, Ubuntu), or put etcd 3.4 or later into PATH"
@@ -112,7 +111,7 @@ class EtcdCluster:
         """Stop a member (SIGSTOP): its connections stay, and nothing answers."""
         process = self._processes[index]
         assert process is not None
-        process.send_signal(signal.SIGSTOP)
+        stop_process(process)
 
     def empty(self) -> None:
         """Remove the data of all members; they must not run."""

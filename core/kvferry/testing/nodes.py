@@ -16,7 +16,7 @@ from kvferry.config import ClusterOptions, Config, load_config
 from kvferry.config.sources import process_environment
 from kvferry.errors import UnavailableError
 from kvferry.store import Advert, Store, find_nodes, open_store
-from kvferry.testing.waiting import wait_until
+from kvferry.testing.waiting import stop_process, wait_until
 
 _START_S = 60.0
 _STOP_S = 60.0
@@ -113,7 +113,7 @@ class NodeChild:
 
     def pause(self) -> None:
         """Stop it where it is (SIGSTOP)."""
-        self.process.send_signal(signal.SIGSTOP)
+        stop_process(self.process)
 
     def resume(self) -> None:
         """Let it go on (SIGCONT)."""

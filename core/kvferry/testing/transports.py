@@ -455,15 +455,18 @@ class TransportConformance:
     def test_urgent_transfers_settle_before_those_that_can_wait(self, rig: Rig, scene: Scene) -> None:
         big = rig.engine.prepare(rig.peer, scene.rows((0, 0, LENGTH)), "read")
         small = rig.engine.prepare(rig.peer, scene.rows((0, 0, 4096)), "read")
-        started = time.monotonic()  # not after any that can wait
-        waiting = [rig.engine.submit(big, priority="low") for _ in range(64)]
-        urgent = rig.engine.submit(small, priority="high")
-        usual = rig.engine.submit(small)
-        submitted = time.monotonic()  # not before these two
-        assert all(transfer.wait() for transfer in (*waiting, urgent, usual))
-        last = started + max(transfer.seconds for transfer in waiting)
+        for _ in range(20):
+            started = time.monotonic()  # not after any that can wait
+            waiting = [rig.engine.submit(big, priority="low") for _ in range(64)]
+            urgent = rig.engine.submit(small, priority="high")
+            usual = rig.engine.submit(small)
+            submitted = time.monotonic()  # not before these two
+            assert all(transfer.wait() for transfer in (*waiting, urgent, usual))
+            assert {transfer.error for transfer in (*waiting, urgent, usual)} == {None}
+            last = started + max(transfer.seconds for transfer in waiting)
+            if submitted < last:  # else we were held up until none was left to be overtaken
+                break
         assert submitted + max(urgent.seconds, usual.seconds) < last
-        assert {transfer.error for transfer in (*waiting, urgent, usual)} == {None}
         np.testing.assert_array_equal(scene.near.bytes, scene.held)
 
     async def test_transfers_can_be_awaited(self, rig: Rig, scene: Scene) -> None:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import subprocess
 import time
 from collections.abc import Callable
 
@@ -17,6 +20,13 @@ def wait_until(condition: Callable[[], bool], timeout_s: float = 10.0, what: str
         if time.monotonic() >= deadline:
             raise AssertionError(f"{what} not met after {timeout_s} s")
         time.sleep(0.01)
+
+
+def stop_process(process: subprocess.Popen[bytes] | subprocess.Popen[str]) -> None:
+    """Stop a child process where it is (SIGSTOP); when this returns, it stands still."""
+    process.send_signal(signal.SIGSTOP)
+    state = os.WSTOPPED | os.WNOHANG | os.WNOWAIT
+    wait_until(lambda: os.waitid(os.P_PID, process.pid, state) is not None, PATIENCE_S, "the process's stop")
 
 
 def read_until(
