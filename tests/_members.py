@@ -12,7 +12,7 @@ from kvferry.testing.waiting import PATIENCE_S, wait_until
 
 SECRET = "a secret of the cluster"
 LEASE_S = 1.0
-LONG_LEASE_S = 4.0  # where a slow machine must not make anybody seem dead
+LONG_LEASE_S = 2.5  # where a slow machine must not make anybody seem dead
 PREFIX = "kvferry/default/members/"
 
 

@@ -119,7 +119,7 @@ def _engines(context: Context) -> list[Command]:
     for name in ("tiny", "sliding", "smollm2", "audio"):
         env[f"KVFERRY_MODEL_{name.upper()}"] = str(ensure_model(name))
     arguments = ["tests/engines", "--durations=15"]
-    return [_pytest(context, "pytest tests/engines", *arguments, env=env, timeout_s=1500.0)]
+    return [_pytest(context, "pytest tests/engines", *arguments, env=env, timeout_s=2400.0)]
 
 
 def _setup(_context: Context) -> list[Command]:

@@ -96,7 +96,7 @@ def _run(python: Path, source: Path, home: Path, report: Path) -> None:
         "VLLM_CPU_KVCACHE_SPACE": "1",
         "PYTHONPATH": os.pathsep.join([str(PLUGIN), str(source)]),
     }
-    command = [
+    command: list[str | os.PathLike[str]] = [
         python, "-m", "pytest", "-q", "--tb=short", "-c", os.devnull, f"--rootdir={source}",
         f"--confcutdir={UNIT}", "-p", "use_kvferry", "-p", "no:cacheprovider", f"--junit-xml={report}",
         *[f"{UNIT}/{name}.py" for name in FILES],

@@ -77,10 +77,11 @@ def test_any_member_may_be_killed(three: EtcdCluster, index: int) -> None:
 
 def test_nodes_do_not_notice_that_a_member_died(three: EtcdCluster, caplog: pytest.LogCaptureFixture) -> None:
     with Members(lambda: open_store(ClusterOptions(store=three.address), SECRET), LONG_LEASE_S) as members:
-        pair = members.join(2)
-        views = [x.members() for x in pair]
-        caplog.clear()  # they said that they joined
         with caplog.at_level(logging.INFO, "kvferry.meta"):
+            pair = members.join(2)
+            views = [x.members() for x in pair]
+            wait_until(lambda: caplog.text.count("members 2") == 2, what="both said that they joined")
+            caplog.clear()
             three.kill(0)
             time.sleep(1.5 * LONG_LEASE_S)
             three.start()
