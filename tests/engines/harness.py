@@ -25,7 +25,12 @@ from tools.servers import Server, router_server, stop_all, vllm_server
 ROOT = Path(__file__).resolve().parents[2]
 
 PRODUCER = {"kv_connector": "KVFerryConnector", "kv_role": "kv_producer"}
-CONSUMER = {"kv_connector": "KVFerryConnector", "kv_role": "kv_consumer"}
+CONSUMER = {
+    "kv_connector": "KVFerryConnector",
+    "kv_role": "kv_consumer",
+    # Six servers on two cores: one may well be silent for the usual 5 s.
+    "kv_connector_extra_config": {"handoff.control_timeout_s": 20},
+}
 BLOCK_SIZE = 32
 # Small steps, so that long prompts are prefilled in several chunks.
 FLAGS = ("--max-num-batched-tokens", "512")
