@@ -60,14 +60,19 @@ void Announcer::tell(std::vector<ObjectId> ids) {
   changed_.notify_one();
 }
 
+std::optional<Clock::time_point> Announcer::next_work() const {
+  std::optional<Clock::time_point> next;
+  for (const auto& [node, debt] : debts_) {
+    if (debt.link->is_up() && (!next || debt.not_before < *next)) next = debt.not_before;
+  }
+  if (!again_.empty() && (!next || again_at_ < *next)) next = again_at_;
+  return next;
+}
+
 void Announcer::run() {
   std::unique_lock lock(mutex_);
   while (!closed_) {
-    std::optional<Clock::time_point> next;
-    for (const auto& [node, debt] : debts_) {
-      if (debt.link->is_up() && (!next || debt.not_before < *next)) next = debt.not_before;
-    }
-    if (!again_.empty() && (!next || again_at_ < *next)) next = again_at_;
+    const std::optional<Clock::time_point> next = next_work();
     const auto awake = [&] { return closed_ || !news_.empty() || !ids_.empty(); };
     if (next) {
       changed_.wait_until(lock, *next, awake);

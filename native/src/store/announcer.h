@@ -9,6 +9,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <vector>
 
 #include "engine/thread_group.h"
@@ -44,6 +45,7 @@ class Announcer {
     bool failed = false;  // just now
   };
   void run();
+  std::optional<Clock::time_point> next_work() const;  // when to go on even if nothing new comes
   void take(const News& news);
   void view_has_changed(const std::shared_ptr<const ClusterView>& before);
   void pay_debts();
