@@ -27,9 +27,9 @@ from kvferry.encoder import (
     EncoderStep,
     EncoderWriter,
     Medium,
-    StoreLink,
 )
 from kvferry.errors import InvalidArgumentError
+from kvferry.pool import StoreLink
 from kvferry.store import open_store
 from kvferry_vllm import _support
 from kvferry_vllm.ec_stats import EncoderPromMetrics, EncoderStats
@@ -82,7 +82,9 @@ class KVFerryECConnector(ECConnectorBase):
         )
         keys = EncoderKeys(identity, secret=config.transfer.cluster_secret)
         self._wait_s, self._stats = config.encoder.wait_s, EncoderStats()
-        self._link = StoreLink(lambda: open_store(config))
+        self._link = StoreLink(
+            lambda: open_store(config), consequence="encoder outputs are neither shared nor reused"
+        )
         self._reader: EncoderReader | None = None
         self._writer: EncoderWriter | None = None
         room = config.encoder.staging

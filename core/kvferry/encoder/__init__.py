@@ -7,7 +7,6 @@ shape. `EncoderReader` fetches ahead for a scheduler, `EncoderWriter` stores beh
 from __future__ import annotations
 
 from kvferry.encoder.keys import EncoderIdentity, EncoderKeys
-from kvferry.encoder.link import StoreLink
 from kvferry.encoder.planner import EncoderPlanner, EncoderStep, Medium
 from kvferry.encoder.reader import EncoderReader
 from kvferry.encoder.tensors import DTYPES, EncodedTensor, pack, unpack
@@ -23,7 +22,6 @@ __all__ = [
     "EncoderStep",
     "EncoderWriter",
     "Medium",
-    "StoreLink",
     "pack",
     "unpack",
 ]

@@ -13,9 +13,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from kvferry.encoder.keys import EncoderKeys
-from kvferry.encoder.link import StoreLink
 from kvferry.encoder.tensors import HEADER_BYTES, EncodedTensor, unpack
 from kvferry.errors import KVFerryError, NotFoundError, ProtocolError
+from kvferry.pool import StoreLink
 
 logger = logging.getLogger("kvferry.encoder")
 
@@ -128,7 +128,7 @@ class EncoderReader:
             left_s = fetch.give_up_at_s - time.monotonic()
             if left_s <= 0 or self._closed.is_set():
                 return None
-            store = self._link.store()
+            store = self._link.get()
             [size] = store.sizes([key], timeout_s=left_s)
             if size is not None:
                 break

@@ -9,9 +9,9 @@ from collections import Counter, deque
 from typing import Any, NamedTuple
 
 from kvferry.encoder.keys import EncoderKeys
-from kvferry.encoder.link import StoreLink
 from kvferry.encoder.tensors import pack
 from kvferry.errors import ConflictError, InvalidArgumentError, KVFerryError
+from kvferry.pool import StoreLink
 
 logger = logging.getLogger("kvferry.encoder")
 
@@ -108,7 +108,7 @@ class EncoderWriter:
 
     def _put(self, item: _Item) -> str:
         try:
-            store, key = self._link.store(), self._keys.key(item.media)
+            store, key = self._link.get(), self._keys.key(item.media)
             if store.exists(key, timeout_s=PUT_S):
                 return "there"
             result = store.put(key, [item.header, item.data], timeout_s=PUT_S)

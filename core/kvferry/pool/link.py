@@ -1,4 +1,4 @@
-"""A process's way to the pool: opened in the background, tried again until it could be.
+"""A process's way to the store: opened in the background, tried again until it could be.
 
 From then on the store itself attaches anew when its node is lost.
 """
@@ -25,11 +25,19 @@ class StoreLink:
     """Holds the store of this process. Thread-safe.
 
     `open_store` connects and may block for some seconds, so it runs on the thread that needs it, one at a
-    time; after a failure nobody tries again for 0.5 to 10 s, and calls fail at once.
+    time; after a failure nobody tries again for 0.5 to 10 s, and calls fail at once. `consequence` is what a
+    failure means, for the log.
     """
 
-    def __init__(self, open_store: Callable[[], Any], *, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        open_store: Callable[[], Any],
+        *,
+        consequence: str = "the pool cannot be used",
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._open_store = open_store
+        self._consequence = consequence
         self._clock = clock
         self._lock = threading.Lock()
         self._opening = threading.Lock()
@@ -73,7 +81,7 @@ class StoreLink:
                 if self._store is not None:
                     return self._store
                 if self._closed:
-                    raise UnavailableError("the pool is closed")
+                    raise UnavailableError("the way to the store is closed")
                 if self._why is not None and self._clock() < self._retry_at:
                     raise self._why
             try:
@@ -90,7 +98,7 @@ class StoreLink:
                 self._store, self._why, self._pause_s = store, None, FIRST_PAUSE_S
         if closed:
             store.close()
-            raise UnavailableError("the pool is closed")
+            raise UnavailableError("the way to the store is closed")
         return store
 
     def _failed(self, error: KVFerryError) -> None:
@@ -98,4 +106,4 @@ class StoreLink:
             self._why = error
             self._retry_at = self._clock() + self._pause_s
             self._pause_s = min(2 * self._pause_s, LAST_PAUSE_S)
-        logger.log(self._warnings.level("open"), "the pool cannot be used: %s", error)
+        logger.log(self._warnings.level("open"), "%s: %s", self._consequence, error)

@@ -15,12 +15,11 @@ from kvferry.encoder import (
     EncoderReader,
     EncoderWriter,
     Medium,
-    StoreLink,
     pack,
 )
-from kvferry.encoder import link as link_module
 from kvferry.encoder.reader import Answer
 from kvferry.errors import KVFerryError, UnavailableError
+from kvferry.pool import StoreLink
 from kvferry.store import Store, open_embedded
 from kvferry.testing.waiting import wait_until
 
@@ -241,31 +240,6 @@ def test_a_closed_reader_and_writer_say_no(
     writer.close()
     writer.save("cat", "float32", (4, 8), output())
     assert writer.take_counts() == {}
-
-
-def test_a_node_that_is_not_there_is_asked_for_now_and_then(
-    monkeypatch: pytest.MonkeyPatch, store: Store
-) -> None:
-    attempts = []
-
-    def fail() -> Store:
-        attempts.append(1)
-        if len(attempts) < 2:
-            raise UnavailableError("no node")
-        return store
-
-    link = StoreLink(fail)
-    for _ in range(5):
-        with pytest.raises(UnavailableError):
-            link.store()
-    assert len(attempts) == 1
-    monkeypatch.setattr(link_module, "RETRY_S", 0.0)
-    link = StoreLink(fail)
-    assert link.store() is store
-    assert link.store() is store
-    link.close()
-    with pytest.raises(UnavailableError, match="closed"):
-        link.store()
 
 
 class TestPlanner:

@@ -131,6 +131,24 @@ class TestLink:
         assert gaps == [0.5, 1.0, 2.0, 4.0, 8.0, 10.0, 10.0]
         assert len([record for record in caplog.records if record.levelname == "WARNING"]) <= 5
 
+    def test_opens_after_a_failure_and_says_what_it_meant(self, caplog):
+        now, store, answers = [0.0], FakeStore(), [UnavailableError("no node"), None]
+
+        def open_second_time():
+            failure = answers.pop(0)
+            if failure is not None:
+                raise failure
+            return store
+
+        link = StoreLink(open_second_time, consequence="nothing is shared", clock=lambda: now[0])
+        for _ in range(5):
+            with pytest.raises(UnavailableError, match="no node"):
+                link.get()
+        assert "nothing is shared: no node" in caplog.text
+        now[0] = 1.0
+        assert link.get() is store
+        assert link.get() is store  # a third opening would fail
+
     def test_closed_while_it_opens(self):
         store = FakeStore()
         links = []
