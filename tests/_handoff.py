@@ -36,6 +36,32 @@ class Clock:
         return self.now
 
 
+class BlockIds:
+    """Block ids that are handed out and taken back, each exactly once."""
+
+    def __init__(self, count: int) -> None:
+        self.everything = list(range(count))
+        self.free = list(self.everything)
+        self.used: dict[str, list[int]] = {}
+
+    def take(self, owner: str, count: int) -> tuple[int, ...] | None:
+        """Give the owner more blocks and return these; None if there are not enough."""
+        if len(self.free) < count:
+            return None
+        new = tuple(self.free.pop(0) for _ in range(count))
+        self.used.setdefault(owner, []).extend(new)
+        return new
+
+    def give_back(self, owner: str) -> None:
+        self.free.extend(self.used.pop(owner))  # KeyError: ended twice, or never began
+
+    def check(self) -> None:
+        assert (
+            sorted(self.free + [block for blocks in self.used.values() for block in blocks])
+            == self.everything
+        )
+
+
 class StepExecutor:
     """Runs jobs when told to, or at once if `inline`."""
 

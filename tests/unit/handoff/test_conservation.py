@@ -10,7 +10,7 @@ from collections import Counter
 
 import pytest
 
-from _handoff import Clock, Decode, Prefill
+from _handoff import BlockIds, Clock, Decode, Prefill
 from kvferry.errors import DataCorruptError
 from kvferry.handoff import LeaseIssuer
 from kvferry.handoff.messages import Release, Renew, encode_message
@@ -22,28 +22,6 @@ SEEDS = 40
 FOREIGN = 0xEE
 
 
-class Pool:
-    """Block ids that are handed out and taken back, each exactly once."""
-
-    def __init__(self) -> None:
-        self.free = list(range(BLOCKS))
-        self.used: dict[str, tuple[int, ...]] = {}
-
-    def take(self, owner: str, count: int) -> tuple[int, ...] | None:
-        if len(self.free) < count:
-            return None
-        assert owner not in self.used
-        self.used[owner] = tuple(self.free.pop(0) for _ in range(count))
-        return self.used[owner]
-
-    def give_back(self, owner: str) -> None:
-        self.free.extend(self.used.pop(owner))  # KeyError: ended twice, or never began
-
-    def check(self) -> None:
-        everything = sorted(self.free + [block for blocks in self.used.values() for block in blocks])
-        assert everything == list(range(BLOCKS))
-
-
 class World:
     """Both engines' schedulers, as far as block accounting goes, around the real hand-off code."""
 
@@ -53,7 +31,7 @@ class World:
         self.network = FakeNetwork(clock=self.clock)
         self.network.before_transfer = self.meet_fault
         self.decode = Decode(self.network, self.clock)
-        self.decode_pool = Pool()
+        self.decode_pool = BlockIds(BLOCKS)
         self.next_fault = ""
         self.count = 0
         self.offers: list[tuple[str, object, list[int]]] = []  # prefilled, not yet at the decode engine
@@ -64,12 +42,13 @@ class World:
 
     def start_prefill(self, endpoint: str | None) -> None:
         self.prefill = Prefill(self.network, self.clock, lease_s=20.0, endpoint=endpoint)
-        self.prefill_pool = Pool()
+        self.prefill_pool = BlockIds(BLOCKS)
         self.unadmitted: list[tuple[str, str]] = []
 
     def prefill_finishes(self) -> None:
         self.count += 1
         request = f"p{self.count}"
+        assert request not in self.prefill_pool.used
         blocks = self.prefill_pool.take(request, self.random.randint(1, 4))
         if blocks is None:
             return
@@ -91,6 +70,7 @@ class World:
             return
         request, remote, values = self.offers.pop(self.random.randrange(len(self.offers)))
         first = self.random.randrange(len(values))
+        assert request not in self.decode_pool.used
         blocks = self.decode_pool.take(request, len(values) - first)
         if blocks is None:
             self.offers.append((request, remote, values))

@@ -12,7 +12,7 @@ from collections import Counter
 
 import pytest
 
-from _handoff import BLOCK_TOKENS, LAYERS, Clock
+from _handoff import BLOCK_TOKENS, LAYERS, BlockIds, Clock
 from _streaming import FollowingDecode, StreamingPrefill, digest_of, stream_id
 from kvferry.handoff import Chunk, Ending, StreamAddress, StreamRequest
 from kvferry.handoff.early import EarlyPulls
@@ -24,27 +24,6 @@ FOREIGN = 0xEE
 UNFINISHED = 0x80
 LONG = bool(os.environ.get("KVFERRY_LONG"))
 SEEDS, STEPS, PARTS = (200, 1000, 8) if LONG else (20, 300, 1)
-
-
-class Pool:
-    """Block ids that are handed out and taken back, each exactly once."""
-
-    def __init__(self) -> None:
-        self.free = list(range(BLOCKS))
-        self.used: dict[str, list[int]] = {}
-
-    def take(self, owner: str, count: int) -> bool:
-        if len(self.free) < count:
-            return False
-        self.used.setdefault(owner, []).extend(self.free.pop(0) for _ in range(count))
-        return True
-
-    def give_back(self, owner: str) -> None:
-        self.free.extend(self.used.pop(owner))  # KeyError: ended twice, or never began
-
-    def check(self) -> None:
-        everything = sorted(self.free + [block for blocks in self.used.values() for block in blocks])
-        assert everything == list(range(BLOCKS))
 
 
 class Prompt:
@@ -69,7 +48,7 @@ class PrefillEngine:
     def __init__(self, network: FakeNetwork, clock: Clock, dice: random.Random, endpoint: str | None) -> None:
         self.side = StreamingPrefill(network, clock, lease_s=20.0, endpoint=endpoint)
         self.random = dice
-        self.pool = Pool()
+        self.pool = BlockIds(BLOCKS)
         self.prompts: list[Prompt] = []
         self.endings: list[Ending] = []  # told to the worker with the next step
         self.leases: list[tuple[str, str]] = []
@@ -112,7 +91,7 @@ class PrefillEngine:
                 continue
             end = min(prompt.tokens, prompt.done + self.random.randint(1, 10))
             missing = -(-end // BLOCK_TOKENS) - len(self.pool.used.get(prompt.name, ()))
-            if not self.pool.take(prompt.name, missing):
+            if self.pool.take(prompt.name, missing) is None:
                 self._preempt(chunks)
                 continue
             chunks.append((prompt, end))
@@ -164,7 +143,7 @@ class DecodeEngine:
 
     def __init__(self, network: FakeNetwork, clock: Clock) -> None:
         self.side = FollowingDecode(network, clock)
-        self.pool = Pool()
+        self.pool = BlockIds(BLOCKS)
         self.waiting: dict[str, tuple[int, int]] = {}  # number, tokens
         self.loading: dict[str, tuple[int, int]] = {}  # number, first block
 
@@ -257,7 +236,7 @@ class World:
         number, tokens = self.decode.waiting[name]
         count = -(-tokens // BLOCK_TOKENS)
         first = self.random.choice([0, 0, self.random.randrange(count)])
-        if first * BLOCK_TOKENS >= tokens or not self.decode.pool.take(name, count - first):
+        if first * BLOCK_TOKENS >= tokens or self.decode.pool.take(name, count - first) is None:
             return
         del self.decode.waiting[name]
         blocks = tuple(self.decode.pool.used[name])
