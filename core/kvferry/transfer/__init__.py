@@ -21,6 +21,7 @@ from kvferry.config import TransferOptions
 from kvferry.transfer._buffers import Memory, memory_of
 from kvferry.transfer._options import native_options
 from kvferry.transfer._topology import topology
+from kvferry.transfer.addressed import AddressedEngine
 from kvferry.transfer.convenience import Remote, TransferEngine
 from kvferry.transfer.engine import Engine
 from kvferry.transfer.handle import Transfer
@@ -29,6 +30,7 @@ from kvferry.transfer.peer import Peer
 from kvferry.transfer.region import Region
 
 __all__ = [
+    "AddressedEngine",
     "BlockList",
     "Endpoint",
     "Engine",

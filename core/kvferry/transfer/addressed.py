@@ -1,0 +1,267 @@
+"""Transfers named by addresses and by a peer's session, as the interfaces of other libraries name them.
+
+Those interfaces let one process tell another the address of its memory, and later write to that address. Here
+an address stays a name: the owner publishes each registered range as a region that is called by its address,
+and whoever initiates a transfer looks the addresses up in that list. What goes over the wire, and what the
+owner checks, is (region id, generation, offset, length).
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterable
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from kvferry._native import Plan, RegionInfo
+from kvferry.errors import InvalidArgumentError, NotFoundError, OutOfRangeError, StaleError
+from kvferry.transfer.engine import Access, Engine, Op
+from kvferry.transfer.handle import Transfer
+from kvferry.transfer.peer import Peer
+from kvferry.transfer.region import Region
+
+Addresses = npt.NDArray[np.uint64]
+
+_MARK = "@"  # begins the names of regions that are called by their address
+
+
+class Span:
+    """Memory that somebody else owns, as what `Engine.register` takes. `device`: "cpu", "cuda" or "npu"."""
+
+    def __init__(self, address: int, length_bytes: int, device: str = "cpu") -> None:
+        self._address = address
+        self.nbytes = length_bytes
+        self.device = device
+
+    def data_ptr(self) -> int:
+        """Return where it begins."""
+        return self._address
+
+
+class _Map:
+    """Where ranges of addresses lie in regions. Immutable."""
+
+    def __init__(self, regions: Iterable[tuple[int, int, int]]) -> None:
+        """`regions`: address, length, region id of each."""
+        ordered = sorted((address, -length, region) for address, length, region in regions)
+        self._starts = np.array([address for address, _, _ in ordered], np.uint64)
+        self._lengths = np.array([-length for _, length, _ in ordered], np.uint64)
+        self._ids = np.array([region for _, _, region in ordered], np.uint64)
+
+    def find(self, addresses: Addresses, lengths: Addresses) -> tuple[Addresses, Addresses, npt.NDArray[Any]]:
+        """Return region ids, offsets, and which pieces lie in no region."""
+        if not self._starts.size:
+            return addresses * 0, addresses * 0, np.ones(addresses.shape, bool)
+        place = np.searchsorted(self._starts, addresses, side="right").astype(np.int64) - 1
+        lost = self._outside(place, addresses, lengths)
+        for index in np.flatnonzero(lost & (place >= 0)):
+            # The nearest region may lie within a larger one.
+            while place[index] > 0:
+                place[index] -= 1
+                one = slice(index, index + 1)
+                if not self._outside(place[one], addresses[one], lengths[one])[0]:
+                    lost[index] = False
+                    break
+        place = np.maximum(place, 0)
+        return self._ids[place], addresses - self._starts[place], lost
+
+    def _outside(
+        self, place: npt.NDArray[np.int64], addresses: Addresses, lengths: Addresses
+    ) -> npt.NDArray[Any]:
+        at = np.maximum(place, 0)
+        room = self._lengths[at]
+        offset = addresses - self._starts[at]
+        outside: npt.NDArray[Any] = (
+            (place < 0) | (lengths > room) | (offset > room - np.minimum(lengths, room))
+        )
+        return outside
+
+
+class _Known(NamedTuple):
+    peer: Peer
+    map: _Map
+
+
+class AddressedEngine:
+    """An engine whose memory, and that of its peers, is named by addresses. Thread-safe.
+
+    `session` is what a peer needs to reach this engine: the identity of this very process and its endpoint,
+    as `NODE_ID@HOST:PORT`. A process that was started anew has another one, so that nothing meant for the old
+    one reaches it.
+    """
+
+    def __init__(self, engine: Engine) -> None:
+        self.engine = engine
+        self._lock = threading.Lock()  # guards what follows
+        self._registered: dict[tuple[int, int], list[Region]] = {}
+        self._map = _Map(())
+        self._known: dict[str, _Known] = {}
+        self._connecting: dict[str, threading.Lock] = {}
+
+    @property
+    def session(self) -> str:
+        """What names this engine to its peers."""
+        return f"{self.engine.node_id}@{self.engine.endpoint}"
+
+    def register(
+        self, address: int, length_bytes: int, *, access: Access = "rw", device: str = "cpu"
+    ) -> None:
+        """Make a range of memory usable by transfers, and reachable for peers as `access` says.
+
+        The caller keeps it alive until `unregister`, or `Engine.close`. The same range once more costs little
+        and goes with as many `unregister`. Raises as `Engine.register`.
+        """
+        name = f"{_MARK}{address:x}"
+        region = self.engine.register(Span(address, length_bytes, device), name=name, access=access)
+        with self._lock:
+            self._registered.setdefault((address, length_bytes), []).append(region)
+            self._rebuild()
+
+    def unregister(self, address: int, length_bytes: int | None = None, *, timeout_s: float = 5.0) -> None:
+        """End what `register` began; without a length, for one range that begins there.
+
+        Raises `NotFoundError` if there is none, `DeadlineExceededError` if a transfer still uses it.
+        """
+        with self._lock:
+            found = [key for key in self._registered if key[0] == address and length_bytes in (None, key[1])]
+            if not found:
+                raise NotFoundError(f"no memory is registered at {address:#x}")
+            region = self._registered[found[-1]][-1]
+        region.unregister(timeout_s)
+        with self._lock:
+            held = self._registered.get(found[-1], [])
+            if region in held:
+                held.remove(region)
+            if not held:
+                self._registered.pop(found[-1], None)
+            self._rebuild()
+
+    def _rebuild(self) -> None:
+        self._map = _Map(
+            (address, length, held[0].id) for (address, length), held in self._registered.items()
+        )
+
+    def connect(self, session: str, *, timeout_s: float | None = None) -> Peer:
+        """Return the live peer that a session names; blocks up to `timeout_s` where none is connected.
+
+        Raises `InvalidArgumentError` (no session), and what `Engine.connect` raises, e.g.
+        `IdentityMismatchError` if another process has taken the address over.
+        """
+        return self._reach(session, timeout_s).peer
+
+    def forget(self, session: str) -> None:
+        """Close the connection to a peer that is not needed any more; idempotent."""
+        with self._lock:
+            known = self._known.pop(session, None)
+            self._connecting.pop(session, None)
+        if known is not None:
+            known.peer.close()
+
+    def is_connected(self, session: str) -> bool:
+        """Say whether there is a live connection to a session's process; never blocks."""
+        with self._lock:
+            known = self._known.get(session)
+        return known is not None and known.peer.alive
+
+    def prepare(self, session: str, op: Op, local: Addresses, remote: Addresses, lengths: Addresses) -> Plan:
+        """Turn pieces given as addresses (uint64 [n] each; lengths in bytes) into one plan for `submit`.
+
+        Raises `OutOfRangeError` for a piece that lies in no registered range, on either side, and what
+        `connect` and `Engine.prepare` raise.
+        """
+        known = self._reach(session, None)
+        with self._lock:
+            mine = self._map
+        near, near_offset, lost = mine.find(local, lengths)
+        if lost.any():
+            raise _outside("our", local, lengths, lost)
+        far, far_offset, lost = known.map.find(remote, lengths)
+        if lost.any():  # registered since we looked?
+            known = self._look_again(session, known.peer)
+            far, far_offset, lost = known.map.find(remote, lengths)
+        if lost.any():
+            raise _outside(f"{session}'s", remote, lengths, lost)
+        pieces = np.column_stack((near, far, near_offset, far_offset, lengths))
+        return self.engine.prepare(known.peer, np.ascontiguousarray(pieces, np.uint64), op)
+
+    def execute(
+        self,
+        session: str,
+        op: Op,
+        local: Addresses,
+        remote: Addresses,
+        lengths: Addresses,
+        *,
+        timeout_s: float | None = None,
+    ) -> Transfer:
+        """Move all pieces as one transfer, on the calling thread where that is possible; see `prepare`.
+
+        Returns the settled transfer; whether the pieces were moved is in it. `timeout_s` holds from here on,
+        connecting included (default: the option transfer_timeout_s).
+        """
+        limit_s = self.engine.options.transfer_timeout_s if timeout_s is None else timeout_s
+        deadline = time.monotonic() + limit_s
+        pieces = (session, op, local, remote, lengths)
+        try:
+            transfer = self._execute_once(self.prepare(*pieces), deadline)
+        except (StaleError, NotFoundError):
+            transfer = None
+        if transfer is None or isinstance(transfer.error, StaleError):  # the peer registered its memory anew
+            self._look_again(session, self.connect(session))
+            transfer = self._execute_once(self.prepare(*pieces), deadline)
+        return transfer
+
+    def _execute_once(self, plan: Plan, deadline: float) -> Transfer:
+        return self.engine.execute(plan, timeout_s=max(0.001, deadline - time.monotonic()))
+
+    def _reach(self, session: str, timeout_s: float | None) -> _Known:
+        with self._lock:
+            known = self._known.get(session)
+            if known is not None and known.peer.alive:
+                return known
+            connecting = self._connecting.setdefault(session, threading.Lock())
+        node_id, mark, endpoint = session.partition("@")
+        if not mark or not node_id:
+            raise InvalidArgumentError(f"{session!r} is no session: it is written NODE_ID@HOST:PORT")
+        with connecting:  # one connection, however many threads want it
+            with self._lock:
+                known = self._known.get(session)
+            if known is not None and known.peer.alive:
+                return known
+            peer = self.engine.connect(endpoint, expected=node_id, timeout_s=timeout_s)
+            return self._keep(session, peer)
+
+    def _look_again(self, session: str, peer: Peer) -> _Known:
+        peer.refresh()
+        return self._keep(session, peer)
+
+    def _keep(self, session: str, peer: Peer) -> _Known:
+        known = _Known(peer, _Map(filter(None, map(_by_address, peer.regions))))
+        with self._lock:
+            self._known[session] = known
+        return known
+
+
+def _by_address(info: RegionInfo) -> tuple[int, int, int] | None:
+    """Return address, length and id of a region that is called by its address."""
+    mark, _, digits = info.name.partition(_MARK)
+    if mark or not digits:
+        return None
+    try:
+        address = int(digits, 16)
+    except ValueError:
+        return None
+    if not 0 <= address < 1 << 64:
+        return None
+    return address, info.length_bytes, info.id
+
+
+def _outside(whose: str, addresses: Addresses, lengths: Addresses, lost: npt.NDArray[Any]) -> OutOfRangeError:
+    first = int(np.flatnonzero(lost)[0])
+    return OutOfRangeError(
+        f"{int(lost.sum())} of {lost.size} pieces are in none of {whose} registered ranges, the first with "
+        f"{int(lengths[first])} bytes at {int(addresses[first]):#x}"
+    )

@@ -1,0 +1,176 @@
+"""Transfers named by addresses: between two real engines over loopback, in one process."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+
+from kvferry.config import TransferOptions
+from kvferry.errors import (
+    IdentityMismatchError,
+    InvalidArgumentError,
+    KVFerryError,
+    NotFoundError,
+    OutOfRangeError,
+)
+from kvferry.transfer import AddressedEngine, Engine
+
+SIZE = 4096
+
+
+class Side:
+    """An engine, and memory of it."""
+
+    def __init__(self) -> None:
+        self.engine = Engine(TransferOptions())
+        self.addressed = AddressedEngine(self.engine)
+        self.bytes = np.zeros(SIZE, np.uint8)
+        self.address = self.bytes.ctypes.data
+
+    def register(self, length: int = SIZE) -> None:
+        self.addressed.register(self.address, length)
+
+
+@pytest.fixture
+def sides() -> Iterator[tuple[Side, Side]]:
+    source, target = Side(), Side()
+    yield source, target
+    source.engine.close()
+    target.engine.close()
+
+
+def addresses(*values: int) -> np.ndarray:
+    return np.array(values, np.uint64)
+
+
+def write(source: Side, target: Side, near: list[int], far: list[int], lengths: list[int]) -> None:
+    transfer = source.addressed.execute(
+        target.addressed.session,
+        "write",
+        addresses(*(source.address + at for at in near)),
+        addresses(*(target.address + at for at in far)),
+        addresses(*lengths),
+        timeout_s=30,
+    )
+    transfer.raise_if_failed()
+
+
+def test_pieces_land_where_their_addresses_say(sides: tuple[Side, Side]) -> None:
+    source, target = sides
+    source.register()
+    target.register()
+    source.bytes[:] = np.arange(SIZE) % 251
+    write(source, target, [0, 1000], [8, 3000], [16, 1096])
+    assert (target.bytes[8:24] == source.bytes[:16]).all()
+    assert (target.bytes[3000:4096] == source.bytes[1000:2096]).all()
+    assert not target.bytes[:8].any()
+    assert not target.bytes[24:3000].any()
+
+
+def test_reads_go_the_other_way(sides: tuple[Side, Side]) -> None:
+    source, target = sides
+    source.register()
+    target.register()
+    target.bytes[:] = 7
+    transfer = source.addressed.execute(
+        target.addressed.session,
+        "read",
+        addresses(source.address),
+        addresses(target.address),
+        addresses(SIZE),
+    )
+    transfer.raise_if_failed()
+    assert (source.bytes == 7).all()
+
+
+@pytest.mark.parametrize(
+    ("near", "far", "length"), [(0, 1, SIZE), (1, 0, SIZE), (0, SIZE, 1), (SIZE, 0, 1), (0, -1, 1)]
+)
+def test_a_piece_outside_of_registered_memory_moves_nothing(
+    sides: tuple[Side, Side], near: int, far: int, length: int
+) -> None:
+    source, target = sides
+    source.register()
+    target.register()
+    source.bytes[:] = 9
+    with pytest.raises(OutOfRangeError, match="registered ranges"):
+        write(source, target, [0, near], [0, far], [1, length])
+    assert not target.bytes.any()
+
+
+def test_lengths_near_the_end_of_the_address_space_are_refused(sides: tuple[Side, Side]) -> None:
+    source, target = sides
+    source.register()
+    target.register()
+    with pytest.raises(OutOfRangeError):
+        write(source, target, [8], [8], [(1 << 64) - 4])
+
+
+def test_memory_registered_after_the_first_contact_is_found(sides: tuple[Side, Side]) -> None:
+    source, target = sides
+    source.register()
+    source.addressed.connect(target.addressed.session)
+    target.register()
+    source.bytes[:] = 5
+    write(source, target, [0], [0], [SIZE])
+    assert (target.bytes == 5).all()
+
+
+def test_memory_registered_anew_is_found_under_its_new_region(sides: tuple[Side, Side]) -> None:
+    source, target = sides
+    source.register()
+    target.register()
+    write(source, target, [0], [0], [8])
+    target.addressed.unregister(target.address)
+    target.register()
+    source.bytes[:] = 3
+    write(source, target, [0], [0], [SIZE])
+    assert (target.bytes == 3).all()
+
+
+def test_a_range_within_another_one_does_not_hide_it(sides: tuple[Side, Side]) -> None:
+    source, target = sides
+    source.register()
+    target.register()
+    target.addressed.register(target.address + 100, 50)
+    source.bytes[:] = 4
+    write(source, target, [0, 0], [110, 140], [20, 60])
+    assert (target.bytes[110:130] == 4).all()
+    assert (target.bytes[140:200] == 4).all()
+
+
+def test_a_range_goes_with_its_last_registration(sides: tuple[Side, Side]) -> None:
+    source, target = sides
+    source.register()
+    target.register()
+    target.register()
+    target.addressed.unregister(target.address)
+    write(source, target, [0], [0], [8])
+    target.addressed.unregister(target.address, SIZE)
+    with pytest.raises(KVFerryError):
+        write(source, target, [0], [0], [8])
+    with pytest.raises(NotFoundError, match="no memory is registered"):
+        target.addressed.unregister(target.address)
+
+
+def test_a_session_names_one_process_only(sides: tuple[Side, Side]) -> None:
+    source, target = sides
+    other = f"{'0' * 31}1@{target.engine.endpoint}"
+    with pytest.raises(IdentityMismatchError):
+        source.addressed.connect(other)
+    assert source.addressed.is_connected(other) is False
+    with pytest.raises(InvalidArgumentError, match="is no session"):
+        source.addressed.connect(str(target.engine.endpoint))
+
+
+def test_connections_are_kept_and_forgotten(sides: tuple[Side, Side]) -> None:
+    source, target = sides
+    session = target.addressed.session
+    first = source.addressed.connect(session)
+    assert source.addressed.connect(session) == first
+    assert source.addressed.is_connected(session)
+    source.addressed.forget(session)
+    assert not source.addressed.is_connected(session)
+    assert source.addressed.connect(session) != first
