@@ -30,6 +30,7 @@ ALLOWED: dict[str, set[str]] = {
     "store": LEAVES | {"transfer", "_native"},
     "pool": LEAVES | {"handoff", "layout", "index", "store"},
     "worker": LEAVES | {"transfer", "layout", "handoff", "pool"},
+    "planner": {"handoff", "pool", "worker"},
     "encoder": LEAVES | {"store", "index", "pool"},
     "node": LEAVES | {"store", "meta", "_native"},
     "cli": LEAVES | {"router", "node", "store", "transfer", "_native"},

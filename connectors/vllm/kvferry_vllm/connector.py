@@ -226,7 +226,7 @@ class KVFerryConnector(KVConnectorBase_V1, SupportsHMA):
         self, request: Any, num_external_tokens: int
     ) -> dict[CacheHitSource, int]:
         """Split a load between the pool, which counts as the host's memory, and a prefill engine."""
-        pooled = min(self._scheduler_half().pooled_tokens(request.request_id), num_external_tokens)
+        pooled = min(self._scheduler_half().planner.pooled_tokens(request.request_id), num_external_tokens)
         split = {CacheHitSource.HOST: pooled, CacheHitSource.P2P: num_external_tokens - pooled}
         return {source: count for source, count in split.items() if count}
 
@@ -241,20 +241,20 @@ class KVFerryConnector(KVConnectorBase_V1, SupportsHMA):
 
     def update_connector_output(self, connector_output: Any) -> None:
         """Take note of ended loads and saves."""
-        half = self._scheduler_half()
-        half.loads_ended(
+        planner = self._scheduler_half().planner
+        planner.loads_ended(
             set(connector_output.finished_recving or ()), set(connector_output.failed_recving or ())
         )
         if isinstance(connector_output.kv_connector_worker_meta, KVFerryWorkerMetadata):
-            half.saves_ended(connector_output.kv_connector_worker_meta.saved.ended)
+            planner.saves_ended(connector_output.kv_connector_worker_meta.saved.ended)
 
     def has_pending_push_work(self) -> bool:
         """Keep an idle engine stepping while blocks are being saved: it hears of their end in a step."""
-        return self._scheduler_half().saves_pending
+        return self._scheduler_half().planner.saves_pending
 
     def reset_cache(self) -> bool | None:
         """Remove this model's blocks from the pool, for all engines that share them."""
-        return self._scheduler_half().forget_pool()
+        return self._scheduler_half().planner.forget_pool()
 
     def request_finished_all_groups(
         self, request: Any, block_ids: tuple[list[int], ...]
@@ -269,7 +269,7 @@ class KVFerryConnector(KVConnectorBase_V1, SupportsHMA):
         if self._worker is not None:
             stats = KVFerryStats.of(*self._worker.take_stats())
         else:
-            handoff, pool = self._scheduler_half().take_counts()
+            handoff, pool = self._scheduler_half().planner.take_counts()
             stats = KVFerryStats.of((), handoff, (), pool)
         return None if stats.is_empty() else stats
 
@@ -291,9 +291,10 @@ class KVFerryConnector(KVConnectorBase_V1, SupportsHMA):
 
     def shutdown(self) -> None:
         """Stop threads and connections; idempotent."""
-        for half in (self._worker, self._scheduler):
-            if half is not None:
-                half.close()
+        if self._worker is not None:
+            self._worker.close()
+        if self._scheduler is not None:
+            self._scheduler.planner.close()
 
     def _orders(self) -> StepOrders:
         metadata = self._get_connector_metadata()

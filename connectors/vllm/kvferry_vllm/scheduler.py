@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from kvferry.handoff import HandoffScheduler, Prompt, WorkerAddress, wants_remote_decode
+from kvferry.planner import StepPlanner
 from kvferry.pool import PoolFront
 from kvferry.worker import StepOrders
 
@@ -30,16 +31,9 @@ class EngineFacts(NamedTuple):
     withheld: int = 0  # last prompt tokens that a prefill leaves to the decode engine
 
 
-class _Plan(NamedTuple):
-    """Where a request's tokens come from: the first ones are computed here already, up to `pooled` they come
-    from the pool, the rest from a prefill engine."""
-
-    computed: int
-    pooled: int
-
-
 class SchedulerHalf:
-    """One per engine core. Not thread-safe: it belongs to the core's loop."""
+    """One per engine core. Not thread-safe: it belongs to the core's loop. What needs no translation is asked
+    of `planner`."""
 
     def __init__(self, facts: EngineFacts) -> None:
         self._facts = facts
@@ -50,11 +44,10 @@ class SchedulerHalf:
             lease_s=facts.lease_s,
             withheld=facts.withheld,
         )
-        self._front: PoolFront | None = None
+        self.planner = StepPlanner(self._handoff)
         self._idle = False  # whether the step computes nothing
         self._requests: dict[str, Any] = {}  # those whose blocks may be saved
         self._streamed: dict[str, Any] = {}  # those whose progress is announced
-        self._plans: dict[str, _Plan] = {}  # as of the last question
 
     def set_workers(self, workers: Mapping[Any, WorkerAddress], *, stages: int = 1) -> None:
         """Take the workers' addresses by rank, of all pipeline stages; until then nothing is handed off."""
@@ -70,8 +63,7 @@ class SchedulerHalf:
         def release(block_ids: Sequence[int]) -> None:
             block_pool.free_blocks(block_pool.blocks[index] for index in reversed(block_ids))
 
-        self._front = front
-        front.scheduler.bind(hold, release, max_held=int(max_held * len(block_pool.blocks)))
+        self.planner.set_pool(front, hold, release, max_held=int(max_held * len(block_pool.blocks)))
 
     def on_new_request(self, request: Any) -> None:
         """Look at a request's `kv_transfer_params`, and begin to ask the pool for its prompt."""
@@ -83,9 +75,9 @@ class SchedulerHalf:
             self._handoff.stream(prompt, refused=refused or not self._facts.is_producer)
             if self._facts.announces and self._handoff.is_streamed(request.request_id):
                 self._streamed[request.request_id] = request
-        if self._front is not None and not refused:
+        if self.planner.pools and not refused:
             self._requests[request.request_id] = request
-            self._front.scheduler.arrived(request.request_id, request.block_hashes)
+            self.planner.arrived(request.request_id, request.block_hashes)
 
     def _withhold(self, request: Any) -> None:
         """Shorten a prompt that is prefilled for another engine; vLLM has not looked at it yet."""
@@ -102,112 +94,53 @@ class SchedulerHalf:
 
         Asked every step while the request waits.
         """
-        request_id = request.request_id
-        pooled = 0
-        if self._front is not None:
-            found = self._front.scheduler.matched(request_id, request.block_hashes)
-            if found is None:
-                return None, False
-            pooled = found
-        offered = self._handoff.offered_tokens(request_id)
-        total = max(pooled, offered)
-        wanted = total - num_computed_tokens
-        # vLLM computes the last prompt token itself, so that alone is not worth a load.
-        if wanted <= 0 or (wanted == 1 and total == request.num_prompt_tokens):
-            return 0, False
-        pooled = max(pooled, num_computed_tokens)
-        self._plans[request_id] = _Plan(num_computed_tokens, pooled)
-        return wanted, True
+        wanted = self.planner.matched_tokens(
+            request.request_id,
+            request.block_hashes if self.planner.pools else (),
+            num_tokens=request.num_prompt_tokens,
+            num_computed=num_computed_tokens,
+        )
+        return wanted, bool(wanted)
 
     def after_alloc(self, request: Any, blocks: Any, num_external_tokens: int) -> None:
         """Order the load into the blocks just allocated, or give back a lease that is not needed."""
-        request_id = request.request_id
-        plan = self._plans.get(request_id)
-        if plan is None or num_external_tokens <= 0:
-            self._handoff.give_back(request_id, "done")
-            return
-        block_ids = blocks.get_block_ids()
-        total = plan.computed + num_external_tokens
-        pooled = min(plan.pooled, total)
-        if pooled > plan.computed and self._front is not None:
-            self._front.scheduler.load(request_id, plan.computed, pooled - plan.computed, block_ids)
-        if total > pooled:
-            self._handoff.load(request_id, pooled, total - pooled, block_ids)
-        else:
-            self._handoff.give_back(request_id, "done")
-
-    def pooled_tokens(self, request_id: str) -> int:
-        """Return how many tokens the request's last load takes from the pool."""
-        plan = self._plans.get(request_id)
-        return 0 if plan is None else plan.pooled - plan.computed
+        self.planner.after_alloc(request.request_id, num_external_tokens, blocks.get_block_ids)
 
     def scheduled(self, scheduler_output: Any) -> None:
         """Save the blocks that this step fills, and announce them."""
         self._idle = not scheduler_output.num_scheduled_tokens
-        if self._front is None and not self._streamed:
+        if not self.planner.pools and not self._streamed:
             return
         state = scheduler_output.kv_connector_block_state
         for request_id, count in scheduler_output.num_scheduled_tokens.items():
             block_ids = functools.partial(state.get_block_ids, request_id)
             request = self._requests.get(request_id)
-            if request is not None and self._front is not None:
+            if request is not None:
                 tokens = self._saved_tokens(request, request.num_computed_tokens + count)
-                self._front.scheduler.computed(request_id, request.block_hashes, tokens, block_ids)
+                self.planner.computes(request_id, request.block_hashes, tokens, block_ids)
             request = self._streamed.get(request_id)
             if request is not None:
                 end_token = min(request.num_computed_tokens + count, request.num_prompt_tokens)
                 self._handoff.computes(request_id, end_token, request.num_preemptions, block_ids)
 
-    def loads_ended(self, received: set[str], failed: set[str]) -> None:
-        """Take note of loads that the workers reported."""
-        self._handoff.loads_ended(received)
-        if self._front is not None:
-            self._front.scheduler.loads_ended(received, failed)
-
-    def saves_ended(self, ended: Mapping[int, int]) -> None:
-        """Let go of the blocks of ended saves; by job, how many workers reported it."""
-        if self._front is not None:
-            self._front.scheduler.saves_ended(ended)
-
-    @property
-    def saves_pending(self) -> bool:
-        """Whether blocks are held for saves."""
-        return self._front is not None and self._front.scheduler.saves_pending
-
-    def forget_pool(self) -> bool:
-        """Remove this engine's blocks from the pool; whether that succeeded."""
-        return self._front is None or self._front.forget()
-
     def request_finished(
         self, request: Any, block_ids: Sequence[Sequence[int]]
     ) -> tuple[bool, dict[str, Any] | None]:
         """Return whether the blocks must stay, and the dictionary for the decode engine."""
-        self._plans.pop(request.request_id, None)
         self._streamed.pop(request.request_id, None)
-        if self._front is not None and self._requests.pop(request.request_id, None) is not None:
-            tokens = self._saved_tokens(request, request.num_computed_tokens)
-            self._front.scheduler.finished(request.request_id, request.block_hashes, tokens)
         params = None
         if self._hands_off(request, block_ids):
             num_tokens = min(request.num_computed_tokens, request.num_prompt_tokens)
             params = self._handoff.lease(_prompt(request), num_tokens, block_ids)
-        self._handoff.finished(request.request_id)
+        saved: tuple[Sequence[bytes], int] = ((), 0)
+        if self._requests.pop(request.request_id, None) is not None:
+            saved = (request.block_hashes, self._saved_tokens(request, request.num_computed_tokens))
+        self.planner.finished(request.request_id, *saved)
         return params is not None, params
 
     def take_orders(self) -> StepOrders:
         """Return this step's orders and begin anew."""
-        pool = None if self._front is None else self._front.scheduler.take_orders()
-        return StepOrders(self._handoff.take_orders(), pool, self._idle)
-
-    def take_counts(self) -> tuple[dict[str, int], dict[str, int]]:
-        """Return what was counted since the last call, by hand-offs and by the pool."""
-        pool = {} if self._front is None else self._front.scheduler.take_counts()
-        return self._handoff.take_counts(), pool
-
-    def close(self) -> None:
-        """Leave the pool; idempotent."""
-        if self._front is not None:
-            self._front.close()
+        return self.planner.take_orders(idle=self._idle)
 
     def _saved_tokens(self, request: Any, computed: int) -> int:
         return computed if self._facts.save_generated else min(computed, request.num_prompt_tokens)

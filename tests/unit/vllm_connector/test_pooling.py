@@ -92,12 +92,12 @@ class Engine:
         self.worker.start_step(orders)
         self.worker.end_step(orders)
         ended = self.worker.take_ended()
-        self.scheduler.loads_ended(ended.received, ended.failed)
+        self.scheduler.planner.loads_ended(ended.received, ended.failed)
         return ended
 
     def report_saved(self) -> None:
         saved = self.worker.take_saved()
-        self.scheduler.saves_ended({} if saved is None else saved.ended)
+        self.scheduler.planner.saves_ended({} if saved is None else saved.ended)
 
     def block(self, block: int) -> np.ndarray:
         return np.stack([tensor.array[block] for tensor in self.caches.values()])
@@ -115,7 +115,7 @@ def engines(network):
     yield made
     for engine in made:
         engine.worker.close()
-        engine.scheduler.close()
+        engine.scheduler.planner.close()
 
 
 def asked(name: str, tokens: int, params: Any = None, **changes: Any) -> Any:
@@ -138,17 +138,17 @@ def test_saved_by_one_engine_and_loaded_by_the_other(engines):
     first, second = engines
     computed(first, "a", 70, [4, 5, 6])
     assert first.block_pool.held() == [4, 5]
-    assert first.scheduler.saves_pending
+    assert first.scheduler.planner.saves_pending
     first.report_saved()
     assert first.block_pool.held() == []
-    assert not first.scheduler.saves_pending
+    assert not first.scheduler.planner.saves_pending
     for tensor in second.caches.values():
         tensor.array[:] = 0
     one = asked("b", 100)
     second.scheduler.on_new_request(one)
     assert second.scheduler.matched_tokens(one, 0) == (64, True)
     second.scheduler.after_alloc(one, Blocks([9, 10, 11, 12]), 64)
-    assert second.scheduler.pooled_tokens("b") == 64
+    assert second.scheduler.planner.pooled_tokens("b") == 64
     ended = second.step()
     assert (ended.received, ended.failed) == ({"b"}, set())
     for source, target in ((4, 9), (5, 10)):
@@ -169,7 +169,7 @@ def test_own_cache_pool_and_prefill_engine_share_the_work(engines):
     second.scheduler.on_new_request(two)
     assert second.scheduler.matched_tokens(two, 32) == (38, True)
     second.scheduler.after_alloc(two, Blocks([9, 10, 11]), 38)
-    assert second.scheduler.pooled_tokens("b") == 32
+    assert second.scheduler.planner.pooled_tokens("b") == 32
     ended, received = second.step(), set()
     while not received:  # the hand-off has threads of its own
         received = ended.received
@@ -231,7 +231,7 @@ def test_a_request_that_vllm_refused_is_not_looked_up(engines):
     first.scheduler.on_new_request(one)
     assert first.scheduler.matched_tokens(one, 0) == (0, False)
     first.scheduler.request_finished(one, ([],))
-    assert first.scheduler.take_counts() == ({}, {})
+    assert first.scheduler.planner.take_counts() == ({}, {})
 
 
 def test_an_idle_step_waits_a_moment_for_what_is_under_way(network, monkeypatch):

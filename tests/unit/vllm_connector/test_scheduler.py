@@ -58,7 +58,7 @@ class TestConsumer:
         assert load.remote.block_ids == ((50, 51, 52),)
         assert (load.first_token, load.num_tokens) == (0, 70)
         scheduler.after_alloc(asked, Blocks([7, 8, 9]), 0)
-        scheduler.loads_ended({"d1"}, set())
+        scheduler.planner.loads_ended({"d1"}, set())
         assert scheduler.matched_tokens(asked, 0) == (
             0,
             False,
@@ -125,7 +125,7 @@ class TestConsumer:
         scheduler.request_finished(asked, ([],))
         (back,) = scheduler.take_orders().handoff.give_backs
         assert back.reason == "rejected"
-        assert scheduler.take_counts()[0] == {}
+        assert scheduler.planner.take_counts()[0] == {}
 
     def test_aborted_while_loading(self):
         scheduler = half()
@@ -137,7 +137,7 @@ class TestConsumer:
         orders = scheduler.take_orders().handoff
         assert orders.cancels == ("d1",)
         assert not orders.give_backs
-        scheduler.loads_ended({"d1"}, set())
+        scheduler.planner.loads_ended({"d1"}, set())
 
     def test_its_own_prefill_is_not_loaded_and_given_back(self):
         scheduler = half()
@@ -163,7 +163,7 @@ class TestConsumer:
         asked = request("d1", [1, *prompt(70)[1:]], prefilled(70))
         scheduler.on_new_request(asked)
         assert scheduler.matched_tokens(asked, 0) == (0, False)
-        assert scheduler.take_counts()[0] == {"refused_other_prompt": 1}
+        assert scheduler.planner.take_counts()[0] == {"refused_other_prompt": 1}
         (back,) = scheduler.take_orders().handoff.give_backs
         assert back.reason == "rejected"
 
@@ -189,14 +189,14 @@ class TestConsumer:
         scheduler = half()
         arrived(scheduler, 60, prefilled(70))
         scheduler.on_new_request(request("d2", None, prefilled(70)))
-        assert scheduler.take_counts()[0] == {"refused_other_prompt": 1, "refused_no_token_ids": 1}
+        assert scheduler.planner.take_counts()[0] == {"refused_other_prompt": 1, "refused_no_token_ids": 1}
         assert len(scheduler.take_orders().handoff.give_backs) == 2
 
     def test_a_producer_gives_the_lease_back(self):
         scheduler = half(consumer=False)
         asked = arrived(scheduler, 70, prefilled(70))
         assert scheduler.matched_tokens(asked, 0) == (0, False)
-        assert scheduler.take_counts()[0] == {"refused_wrong_role": 1}
+        assert scheduler.planner.take_counts()[0] == {"refused_wrong_role": 1}
         assert len(scheduler.take_orders().handoff.give_backs) == 1
 
     def test_bad_params_are_counted_and_the_request_goes_on(self, caplog):
@@ -209,7 +209,7 @@ class TestConsumer:
             assert asked.kv_transfer_params["do_remote_prefill"] is False
             scheduler.after_alloc(asked, Blocks([1, 2, 3]), 0)
             assert scheduler.request_finished(asked, ([1, 2, 3],)) == (False, None)
-            assert scheduler.take_counts()[0] == {"refused_invalid_params": 1}  # taken at each step
+            assert scheduler.planner.take_counts()[0] == {"refused_invalid_params": 1}  # taken at each step
         # One warning for all of them, since they follow each other closely.
         assert [record.levelname for record in caplog.records] == ["WARNING"]
 
@@ -356,7 +356,7 @@ class TestProducer:
         asked = arrived(scheduler, 70, params)
         scheduler.matched_tokens(asked, 0)
         scheduler.after_alloc(asked, Blocks([7, 8, 9]), 70)
-        scheduler.loads_ended({"d1"}, set())
+        scheduler.planner.loads_ended({"d1"}, set())
         asked.status, asked.num_computed_tokens = Status.FINISHED_LENGTH_CAPPED, 70
         held, handed_on = scheduler.request_finished(asked, ([7, 8, 9],))
         assert held

@@ -156,7 +156,7 @@ class TestConsumer:
         asked = self.following(scheduler)
         assert scheduler.take_orders().handoff.stream_releases == (("d1", "rejected"),)
         assert scheduler.matched_tokens(asked, 0) == (0, False)
-        counts, _ = scheduler.take_counts()
+        counts, _ = scheduler.planner.take_counts()
         assert counts == {"refused_wrong_role": 1}
 
     def test_from_ourselves(self):
@@ -171,5 +171,5 @@ class TestConsumer:
         scheduler = half()
         params = {"do_remote_prefill": True, "kvferry": {"stream": STREAM, "node_ids": "x"}}
         scheduler.on_new_request(request("d1", prompt(), params))
-        counts, _ = scheduler.take_counts()
+        counts, _ = scheduler.planner.take_counts()
         assert counts == {"refused_invalid_params": 1}

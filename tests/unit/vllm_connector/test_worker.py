@@ -50,7 +50,7 @@ class Engine:
     def step(self):
         self.worker.start_step(self.scheduler.take_orders())
         ended = self.worker.take_ended()
-        self.scheduler.loads_ended(ended.received, ended.failed)
+        self.scheduler.planner.loads_ended(ended.received, ended.failed)
         return ended
 
     def until(self, what, timeout_s=10.0):
