@@ -2,6 +2,7 @@
 
     python3 -m tools.envs dev          # prints the interpreter of the environment, made if necessary
     python3 -m tools.envs vllm --bare  # without KVFerry in it
+    python3 -m tools.envs sglang       # SGLang on a CPU with KVFerry
     python3 -m tools.envs bench-peers  # other transfer libraries, which benchmarks/transfer.py measures
 
 Pinned sets live in tools/requirements. KVFerry itself is built once per content of its sources and layered on
@@ -24,6 +25,7 @@ ROOT = Path(__file__).resolve().parent.parent
 REQUIREMENTS = Path(__file__).resolve().parent / "requirements"
 TORCH = "2.13.0+cpu"
 VLLM = "0.32.0"
+SGLANG = "0.5.23"
 
 _RECIPE = "3"  # raise when the steps below change in a way that the requirement files do not show
 _SOURCES = ("pyproject.toml", "README.md", "LICENSE", "core", "connectors", "native")
@@ -138,11 +140,29 @@ def _build_bench_peers(env: Path) -> None:
     _pip(env, log, label, "--no-deps", "-r", REQUIREMENTS / f"{name}.txt")
 
 
-_WITH_TORCH = {"vllm": _build_vllm, "bench-peers": _build_bench_peers}
+def _build_sglang(env: Path) -> None:
+    name = "sglang"
+    if platform.machine() != "x86_64":
+        raise ToolError(f"SGLang's packages here are of x86_64, and this is {platform.machine()}")
+    log = _log(name)
+    _new_env(env, log, f"environment '{name}': creating")
+    _install_torch(env, log, name)
+    label = f"environment '{name}': installing SGLang {SGLANG} (about 400 MB)"
+    _pip(env, log, label, "--no-deps", "-r", REQUIREMENTS / f"{name}.txt")
+    check = (
+        "import torch, sglang, transformers\n"
+        "assert '+cpu' in torch.__version__, torch.__version__\n"
+        f"assert sglang.__version__ == {SGLANG!r}, sglang.__version__"
+    )
+    command = [python_of(env), "-c", check]
+    run_logged(command, log, f"environment '{name}': checking that SGLang can be imported", timeout_s=300.0)
+
+
+_WITH_TORCH = {"vllm": _build_vllm, "sglang": _build_sglang, "bench-peers": _build_bench_peers}
 
 
 def ensure_env(name: str) -> Path:
-    """The cached environment `build`, `dev`, `vllm` or `bench-peers`, without KVFerry.
+    """The cached environment `build`, `dev`, `vllm`, `sglang` or `bench-peers`, without KVFerry.
 
     Raises ToolError with what to do.
     """
@@ -226,7 +246,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         description="Make an environment and print its interpreter on the last line."
     )
-    parser.add_argument("name", choices=("build", "dev", "vllm", "bench-peers"))
+    parser.add_argument("name", choices=("build", "dev", "vllm", "sglang", "bench-peers"))
     parser.add_argument("--bare", action="store_true", help="without KVFerry installed")
     options = parser.parse_args()
     try:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TypeGuard
@@ -39,7 +40,7 @@ ALLOWED: dict[str, set[str]] = {
 }
 # Modules that none of our packages imports, not even inside a function, except where named.
 ENGINES = {"torch", "vllm", "sglang", "lmdeploy", "lmcache"}
-FORBIDDEN_IN_CORE = ENGINES | {"kvferry_vllm", "requests", "etcd3", "pyverbs"}
+FORBIDDEN_IN_CORE = ENGINES | {"kvferry_vllm", "kvferry_sglang", "requests", "etcd3", "pyverbs"}
 # A connector translates: sockets, processes, memory and HTTP belong below it.
 FORBIDDEN_IN_CONNECTORS = {
     "socket",
@@ -53,7 +54,7 @@ FORBIDDEN_IN_CONNECTORS = {
     "selectors",
 }
 PARTS_CLOSED_TO_CONNECTORS = {"router", "cli", "_native"}
-MAX_CONNECTOR_LINES = 1200
+MAX_CONNECTOR_LINES = 1200  # of a folder: a part of an engine that is connected by itself has its own
 MAX_ENCODER_CONNECTOR_LINES = 300  # an engine's connector for encoder outputs is one of its own: ec_*.py
 
 
@@ -105,13 +106,14 @@ CONNECTORS = sorted(path for path in (ROOT / "connectors").glob("*/kvferry_*") i
 
 @pytest.mark.parametrize("connector", CONNECTORS, ids=lambda path: path.name)
 def test_connectors_only_translate(connector: Path) -> None:
-    lines, encoder_lines = 0, 0
+    lines: Counter[Path] = Counter()
+    encoder_lines = 0
     for path in sorted(connector.rglob("*.py")):
         count = path.read_text(encoding="utf-8").count("\n")
         if path.name.startswith("ec_"):
             encoder_lines += count
         else:
-            lines += count
+            lines[path.parent] += count
         for line, module in imports(path):
             root = module.split(".")[0]
             where = f"{path}:{line}: {module}"
@@ -121,7 +123,7 @@ def test_connectors_only_translate(connector: Path) -> None:
             ), where
             assert not root.startswith("kvferry_") or root == connector.name, where
             assert root != "kvferry" or part_of(module) not in PARTS_CLOSED_TO_CONNECTORS, where
-    assert lines <= MAX_CONNECTOR_LINES, f"{connector.name} has {lines} lines"
+    assert max(lines.values()) <= MAX_CONNECTOR_LINES, f"{connector.name} has {lines} lines"
     assert encoder_lines <= MAX_ENCODER_CONNECTOR_LINES, f"ec_*.py of {connector.name}: {encoder_lines} lines"
 
 

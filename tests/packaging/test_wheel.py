@@ -59,12 +59,13 @@ def native(built: Built, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_the_wheel_has_our_packages_and_nothing_else(built: Built) -> None:
     names = built.wheel_files().keys()
     tops = {name.split("/")[0] for name in names}
-    assert {top for top in tops if not top.endswith(".dist-info")} == {"kvferry", "kvferry_vllm"}
-    for package in ("core/kvferry", "connectors/vllm/kvferry_vllm"):
+    packages = ["core/kvferry", *(f"connectors/{name}/kvferry_{name}" for name in ("vllm", "sglang"))]
+    assert {top for top in tops if not top.endswith(".dist-info")} == {Path(each).name for each in packages}
+    for package in packages:
         base = ROOT / package
         sources = {f"{base.name}/{path.relative_to(base)}" for path in base.rglob("*.py")}
         assert sources <= names, sources - names
-    assert {"kvferry/py.typed", "kvferry_vllm/py.typed", "kvferry/_native.pyi"} <= names
+    assert {f"{Path(each).name}/py.typed" for each in packages} | {"kvferry/_native.pyi"} <= names
     headers = {
         f"kvferry/sdk/include/kvferry/{path.name}" for path in (ROOT / "native/include/kvferry").iterdir()
     }
@@ -91,6 +92,7 @@ def test_the_wheel_states_entry_points_version_and_dependencies(built: Built) ->
     )
     assert dict(entry_points["console_scripts"]) == {"kvferry": "kvferry.cli:main"}
     assert dict(entry_points["vllm.general_plugins"]) == {"kvferry": "kvferry_vllm.plugin:register"}
+    assert dict(entry_points["sglang.srt.plugins"]) == {"kvferry": "kvferry_sglang.plugin:register"}
     metadata = email.message_from_bytes(
         next(text for name, text in files.items() if name.endswith("METADATA"))
     )

