@@ -13,7 +13,7 @@ import logging
 from kvferry.errors import UnsupportedError
 from kvferry_sglang import _support
 
-PARTS = ("kvferry_sglang.names",)
+PARTS = ("kvferry_sglang.names", "kvferry_sglang.pd.backend")
 
 logger = logging.getLogger("kvferry.sglang")
 

@@ -23,13 +23,14 @@ from kvferry.transfer._options import native_options
 from kvferry.transfer._topology import topology
 from kvferry.transfer.addressed import AddressedEngine
 from kvferry.transfer.convenience import Remote, TransferEngine
-from kvferry.transfer.engine import Engine
+from kvferry.transfer.engine import Access, Engine
 from kvferry.transfer.handle import Transfer
 from kvferry.transfer.metrics import TransferMetrics
 from kvferry.transfer.peer import Peer
 from kvferry.transfer.region import Region
 
 __all__ = [
+    "Access",
     "AddressedEngine",
     "BlockList",
     "Endpoint",

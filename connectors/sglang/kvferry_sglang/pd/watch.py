@@ -1,0 +1,69 @@
+"""Noticing at once that a prefill process is gone.
+
+SGLang asks each prefill server for its health every five seconds, and gives up on it after two misses. The
+connection between the transfer engines of two processes breaks in the moment one of them ends.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+
+import msgspec
+
+from kvferry.errors import KVFerryError
+from kvferry.transfer import Engine, Message, Peer
+from kvferry_sglang.pd.engine import Hello
+
+logger = logging.getLogger(__name__)
+
+LOOK_S = 0.25
+END_S = 5.0
+
+
+class PrefillWatch:
+    """A decode process's thread that hears prefill ranks introduce themselves and sees their connections
+    break. `lost` is called on that thread."""
+
+    def __init__(self, engine: Engine, lost: Callable[[Hello], None]) -> None:
+        self._engine = engine
+        self._lost = lost
+        self._peers: dict[Hello, Peer] = {}
+        self._ending = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="kvferry-prefill-watch", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """End the thread; idempotent."""
+        self._ending.set()
+        if self._thread is not threading.current_thread():
+            self._thread.join(END_S)
+
+    def _run(self) -> None:
+        while not self._ending.is_set():
+            message = self._engine.next_message(LOOK_S)
+            if message is not None:
+                self._hear(message)
+            for hello, peer in list(self._peers.items()):
+                if not peer.alive:
+                    del self._peers[hello]
+                    self._tell(hello)
+
+    def _hear(self, message: Message) -> None:
+        try:
+            hello = msgspec.msgpack.decode(message.body, type=Hello)
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+            logger.warning("a message of a peer cannot be read and is dropped: %s", error)
+            return
+        peer = self._engine.peer(message.peer)
+        if peer is None:  # it has gone since
+            self._tell(hello)
+        else:
+            self._peers[hello] = peer  # replaces a connection before this one
+
+    def _tell(self, hello: Hello) -> None:
+        try:
+            self._lost(hello)
+        except (KVFerryError, RuntimeError, OSError):
+            logger.exception("the loss of prefill rank %s:%d", hello.rank_ip, hello.rank_port)
