@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections import Counter, OrderedDict
+from collections import Counter
 from collections.abc import Callable, Sequence
 
 import msgspec
@@ -35,6 +35,9 @@ logger = logging.getLogger(__name__)
 # kept: the two requests set out together, so that one is late by queueing and a step at most.
 UNOPENED_S = 20.0
 MAX_STREAMS = 16384
+MAX_UNOPENED = (
+    MAX_STREAMS // 2
+)  # of them, those that only peers have named: whoever sends many names blocks these
 MAX_FOLLOWERS = 1024  # of one stream: ranks of a decode engine, or of one after the other
 
 
@@ -114,7 +117,8 @@ class StreamTable:
         self._send = send
         self._lease_s = lease_s
         self._clock = clock
-        self._streams: OrderedDict[str, _Stream] = OrderedDict()
+        self._streams: dict[str, _Stream] = {}
+        self._unopened = 0  # streams that the engine has not heard of
         self._running: list[tuple[str, _Stream, int]] = []  # the present step's chunks
         self._dirty: set[str] = set()
         self._counts: Counter[str] = Counter()
@@ -122,9 +126,16 @@ class StreamTable:
     # What the engine does
 
     def open(self, opening: Opening) -> None:
-        """The engine has got the request."""
-        stream = self._stream(opening.stream)
-        if stream.digest is not None:
+        """The engine has got the request. With too many of them, it is handed off without being announced."""
+        stream = self._streams.get(opening.stream)
+        if stream is None:
+            if len(self._streams) >= MAX_STREAMS:
+                self._counts["streams_refused"] += 1
+                return
+            stream = self._streams[opening.stream] = _Stream(self._layers, None)
+        elif stream.digest is None:
+            self._unopened -= 1
+        else:
             self._counts["duplicate_notices"] += 1
             return
         stream.digest, stream.until = opening.digest, None
@@ -184,7 +195,10 @@ class StreamTable:
 
     def subscribe(self, peer: int, message: Subscribe) -> None:
         """A decode engine's rank wants to follow; a repetition begins from the start."""
-        stream = self._stream(message.stream)
+        stream = self._named_by_peer(message.stream)
+        if stream is None:
+            self._tell_one(peer, StreamAborted(message.stream, "too many prefills are followed here"))
+            return
         stream.followers[peer] = _Follower(message.digest, self._layers)
         self._counts["streams_followed"] += 1
         if stream.cancelled is not None:
@@ -196,7 +210,9 @@ class StreamTable:
 
     def cancel(self, peer: int, message: StreamCancel) -> None:
         """Nobody wants the blocks: the followers are told, but for the one who says so."""
-        stream = self._stream(message.stream)
+        stream = self._named_by_peer(message.stream)
+        if stream is None:
+            return
         if stream.cancelled is not None:
             self._counts["duplicate_notices"] += 1
             return
@@ -233,6 +249,8 @@ class StreamTable:
                 why = f"the prefill engine did not get the request within {UNOPENED_S:g} s"
                 self._abort(name, stream, peer, why)
             del self._streams[name]
+            if stream.digest is None:
+                self._unopened -= 1
 
     def take_counts(self) -> dict[str, int]:
         """Return what happened since the last call, by name."""
@@ -243,14 +261,16 @@ class StreamTable:
         """How many streams are known."""
         return len(self._streams)
 
-    def _stream(self, name: str) -> _Stream:
-        """Return a stream, made if unknown: its request, its follower and its end come in any order."""
+    def _named_by_peer(self, name: str) -> _Stream | None:
+        """Return a stream, made if unknown: its request, its follower and its end come in any order. None if
+        there are too many; what is under way goes on."""
         stream = self._streams.get(name)
         if stream is None:
+            if len(self._streams) >= MAX_STREAMS or self._unopened >= MAX_UNOPENED:
+                self._counts["streams_refused"] += 1
+                return None
             stream = self._streams[name] = _Stream(self._layers, self._clock() + UNOPENED_S)
-            while len(self._streams) > MAX_STREAMS:
-                self._streams.popitem(last=False)
-                self._counts["streams_forgotten"] += 1
+            self._unopened += 1
         return stream
 
     def _check_digest(self, name: str, stream: _Stream, peer: int) -> None:
@@ -318,11 +338,16 @@ class StreamTable:
 
     def _tell(self, stream: _Stream, peer: int, message: HandoffMessage) -> bool:
         """Send a message; a follower that cannot be told will notice by itself, and nobody waits for it."""
+        told = self._tell_one(peer, message)
+        if not told:
+            stream.followers.pop(peer, None)
+        return told
+
+    def _tell_one(self, peer: int, message: HandoffMessage) -> bool:
         try:
             self._send(peer, message)
         except KVFerryError as error:
             self._counts["streams_untold"] += 1
             logger.debug("could not tell follower %s of a stream: %s", peer, error)
-            stream.followers.pop(peer, None)
             return False
         return True

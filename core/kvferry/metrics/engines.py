@@ -35,8 +35,8 @@ ENGINE_METRICS: tuple[Metric, ...] = (
         Kind.COUNTER,
         "Prompts read while they are computed, by what happened. Prefill engine: opened, followed, finished, "
         "aborted, cancelled (by the decode engine or the router), unopened (its request never came), untold "
-        "(no room to tell), forgotten. Decode engine: watched, handed_over (finished, the rest is a load), "
-        "begun_anew (the prefill engine preempted it), aborted_by_producer.",
+        "(no room to tell), refused (too many at a time). Decode engine: watched, handed_over (finished, the "
+        "rest is a load), begun_anew (the prefill engine preempted it), aborted_by_producer.",
         ("event",),
     ),
     Metric(

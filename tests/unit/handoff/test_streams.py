@@ -346,6 +346,74 @@ class TestTheConsumerGivesUp:
         assert isinstance(pair.result().error, StaleError)
 
 
+class TestTooMany:
+    """Whoever comes last is refused, at once; what is under way goes on."""
+
+    @pytest.fixture(autouse=True)
+    def few(self, monkeypatch):
+        monkeypatch.setattr("kvferry.handoff.stream_out.MAX_STREAMS", 6)
+        monkeypatch.setattr("kvferry.handoff.stream_out.MAX_UNOPENED", 3)
+
+    def flood(self, pair, first: int, last: int) -> None:
+        for number in range(first, last):
+            pair.decode.watch(f"f{number}", number, pair.prefill, TOKENS)
+            pair.decode.allocate(f"f{number}", LOCAL, TOKENS)
+            pair.settle()
+
+    def test_a_flood_of_names_ends_no_stream_that_runs(self, pair):
+        pair.prefill.open(1)
+        pair.follow()
+        pair.prefill.compute(1, BLOCKS[:2], 2 * BLOCK_TOKENS)
+        pair.settle()
+        self.flood(pair, 10, 20)
+        failed = pair.decode.consumer.take_results()
+        assert [result.request_id for result in failed] == [f"f{number}" for number in range(13, 20)]
+        assert all(isinstance(result.error, StaleError) for result in failed)
+        assert pair.prefill.streams.take_counts()["streams_refused"] == 7
+        pair.prefill.open(2)  # the engine's own requests still find a place
+        pair.prefill.open(3)
+        pair.settle()
+        assert len(pair.prefill.streams) == 6
+        pair.prefill.compute(1, BLOCKS, TOKENS, told=2)
+        pair.finish()
+        assert pair.result().error is None
+        assert pair.decode.memory.values(LOCAL) == [3, 6, 8]
+
+    def test_a_request_that_finds_no_place_is_handed_off_at_its_end(self, pair):
+        for number in range(1, 8):
+            pair.prefill.open(number)
+        pair.settle()
+        assert len(pair.prefill.streams) == 6
+        assert pair.prefill.streams.take_counts()["streams_refused"] == 1
+        pair.prefill.compute(7, BLOCKS, TOKENS)
+        pair.finish(7)
+        pair.settle()
+        assert len(pair.prefill.streams) == 6
+        pair.decode.watch("d7", 7, pair.prefill, TOKENS)
+        pair.decode.allocate("d7", LOCAL, TOKENS)
+        assert isinstance(pair.result().error, StaleError)
+
+    def test_there_is_room_again_when_what_never_came_is_over(self, pair):
+        self.flood(pair, 10, 14)
+        pair.decode.consumer.take_results()
+        pair.clock.now += 25.0
+        pair.prefill.streams.expire()
+        assert len(pair.prefill.streams) == 0
+        self.flood(pair, 20, 23)
+        assert len(pair.prefill.streams) == 3
+        for number in (20, 21, 22):  # and when their requests come
+            pair.prefill.open(number)
+        pair.settle()
+        self.flood(pair, 30, 33)
+        assert len(pair.prefill.streams) == 6
+
+    def test_a_cancel_beyond_the_limit_is_refused(self, pair):
+        self.flood(pair, 10, 13)
+        pair.prefill.streams.take_counts()
+        pair.prefill.streams.cancel(1, StreamCancel(stream_id(99), "done"))
+        assert pair.prefill.streams.take_counts() == {"streams_refused": 1}
+
+
 class TestStrangers:
     def test_messages_again_late_and_unknown_change_nothing(self, pair):
         pair.prefill.open(1)
