@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
@@ -43,7 +44,8 @@ class Streams:
         self._post: Poster = self._thread.post
         self._receiver = make_receiver(self._post)
         self._layer_jobs = {name: self._layer_job(index) for index, name in enumerate(layers)}
-        self._counts: Counter[str] = Counter()
+        self._lock = threading.Lock()
+        self._counts: Counter[str] = Counter()  # guarded by _lock: the thread adds, an engine's step takes
         self._in_step = False
 
     def start(self) -> None:
@@ -122,7 +124,8 @@ class Streams:
 
     def take_counts(self) -> dict[str, int]:
         """Return what happened since the last call, by name; at most a tenth of a second old."""
-        counts, self._counts = self._counts, Counter()
+        with self._lock:
+            counts, self._counts = self._counts, Counter()
         return dict(counts)
 
     def _layer_job(self, index: int) -> Job:
@@ -135,12 +138,13 @@ class Streams:
     def _tick(self) -> None:
         self._table.expire()
         self._receiver.tick()
-        counts = self._counts
-        for part in (self._table, self._receiver):
-            counts.update(part.take_counts())
+        counts = Counter(self._table.take_counts())
+        counts.update(self._receiver.take_counts())
         if self._thread.failures:
             counts["internal_errors"] += self._thread.failures
             self._thread.failures = 0
+        with self._lock:
+            self._counts.update(counts)
 
 
 def sender(engine: Engine) -> Callable[[int, HandoffMessage], None]:

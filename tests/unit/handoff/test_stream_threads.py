@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import sys
+import threading
 import time
+from collections import Counter
 from collections.abc import Iterator
 
 import pytest
@@ -22,6 +25,7 @@ from kvferry.handoff import (
     StreamAddress,
     StreamLoad,
     StreamRequest,
+    Streams,
     content_digest,
 )
 from kvferry.testing import FakeNetwork
@@ -139,3 +143,34 @@ def test_closing_gives_up_what_is_followed(sides) -> None:
     decode.worker.close()
     results = decode.worker.take_results()
     assert [one.cancelled for one in results] == [True]
+
+
+class Counting:
+    """A side of the streams of which one thing happens between two ticks."""
+
+    def take_counts(self) -> dict[str, int]:
+        return {"streams_watched": 1}
+
+    def expire(self) -> None:
+        pass
+
+    def tick(self) -> None:
+        pass
+
+
+def test_no_count_is_lost_between_the_thread_and_the_step() -> None:
+    """Counts are added by one thread and taken by another one."""
+    streams = Streams([], Counting(), lambda _post: Counting())
+    ticks, total = 20_000, Counter()
+    ticking = threading.Thread(target=lambda: [streams._tick() for _ in range(ticks)])
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        ticking.start()
+        while ticking.is_alive():
+            total.update(streams.take_counts())
+        ticking.join(WAIT_S)
+    finally:
+        sys.setswitchinterval(interval)
+    total.update(streams.take_counts())
+    assert total == {"streams_watched": 2 * ticks}
