@@ -21,6 +21,7 @@ from kvferry.index.engine_events import MAX_BATCH_BYTES
 logger = logging.getLogger(__name__)
 
 QUEUED_MESSAGES = 10_000  # of one engine, unread; more are dropped, seen as a gap, and asked for again
+READ_AT_ONCE = 100  # messages of one engine, then it is the others' turn
 REPLAY_S = 5.0  # for all of a replay
 # The engine may publish between its answer to a replay and the arrival of our subscription.
 RECHECK_S = 1.0
@@ -133,12 +134,12 @@ class _Listener:
         return min(IDLE_S, max(self._recheck_at_s - time.monotonic(), 0.0))
 
     def read(self, stopping: threading.Event) -> None:
-        """Take in what has come; never waits, except for a replay."""
+        """Take in some of what has come; never waits, except for a replay."""
         self._complain_if_unreached()
-        for _ in range(QUEUED_MESSAGES):
+        for _ in range(READ_AT_ONCE):
             self._follow_connection(stopping)
             frames = self._receive()
-            if frames is None:
+            if frames is None or stopping.is_set():
                 break
             self._take(frames, stopping)
         if self._recheck_at_s is not None and time.monotonic() >= self._recheck_at_s:
@@ -298,7 +299,8 @@ class _Listener:
                 yield -1, None
                 return
             yield int.from_bytes(frames[-2], "big"), frames[-1]
-        logger.warning("KV events of %s: no complete replay within %g s", self._source.name, REPLAY_S)
+        if not stopping.is_set():
+            logger.warning("KV events of %s: no complete replay within %g s", self._source.name, REPLAY_S)
 
     def _count(self, what: str) -> None:
         self._counts[self._source.name, what] += 1

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -100,6 +101,28 @@ def test_the_index_follows_an_engine(rig: Rig) -> None:
     publisher.publish(CLEARED)
     rig.wait_known()
     assert rig.engine.complete
+
+
+def test_a_flood_of_events_does_not_hold_up_the_end(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    rig.listen()
+    publisher = rig.publisher()
+    rig.connected(publisher)
+    taken: list[Any] = []
+    busy = threading.Event()
+
+    def take_in(batch: Any) -> None:
+        taken.append(batch)
+        busy.set()
+        assert rig.feed is not None
+        assert rig.feed._stopping.wait(PATIENCE_S)
+
+    monkeypatch.setattr(rig.engine, "apply", take_in)
+    for number in range(500):
+        publisher.publish(stored(number))
+    assert busy.wait(PATIENCE_S)
+    assert rig.feed is not None
+    rig.feed.close()
+    assert len(taken) <= 2  # the one that was being taken in, and one after a replay that ended with it
 
 
 def test_a_feed_that_comes_late_learns_what_was_before(rig: Rig) -> None:
