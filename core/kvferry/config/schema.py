@@ -342,7 +342,7 @@ class PoolOptions(Options, frozen=True, kw_only=True):
             le=1,
             extra={"unit": "share"},
             description="Share of the engine's KV blocks that may be held at a time for being saved; what "
-            "goes beyond is not saved.",
+            "goes beyond waits for later steps of its request, and is not saved if there are none.",
         ),
     ] = 0.25
     lookup_timeout_s: Annotated[

@@ -8,6 +8,7 @@ have reported the save.
 
 from __future__ import annotations
 
+import bisect
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
@@ -31,8 +32,8 @@ class _Chain:
 class PoolScheduler:
     """One per engine core. Not thread-safe: it belongs to the core's loop.
 
-    `workers` must report each save job. `max_held`: how many blocks may be held for saves at a time; what
-    goes beyond is saved later, or not at all.
+    All workers must report each save job. `max_held`: how many blocks may be held for saves at a time; what
+    goes beyond is saved after later steps of its request, if there are any.
     """
 
     def __init__(self, keys: PoolKeys, lookups: Lookups, *, max_held: int, node: str = "") -> None:
@@ -110,13 +111,14 @@ class PoolScheduler:
         num_tokens: int,
         block_ids: Callable[[], Sequence[Sequence[int]]],
     ) -> None:
-        """Save the blocks that are full after this step, in which the request gets to `num_tokens`."""
+        """Save the blocks that are full after this step, in which the request gets to `num_tokens`.
+
+        Where they are too many to be held: the first ones now, the others after later steps."""
         chain = self._chains.get(request_id)
         if chain is None:
             return
-        full = [self._full_blocks(shape, hashes, num_tokens) for shape in self._keys.groups]
-        new = sum(max(0, end - begin) for end, begin in zip(full, chain.saved, strict=True))
-        if not new or self._held_blocks + new > self._max_held:
+        full = self._affordable(chain, hashes, num_tokens)
+        if all(end <= begin for end, begin in zip(full, chain.saved, strict=True)):
             return
         self._extend(chain, hashes)
         ids = block_ids()
@@ -186,6 +188,24 @@ class PoolScheduler:
     def _extend(self, chain: _Chain, hashes: Sequence[bytes]) -> None:
         for group, known in enumerate(chain.keys):
             known.extend(self._keys.of_blocks(group, hashes, first=len(known)))
+
+    def _affordable(self, chain: _Chain, hashes: Sequence[bytes], num_tokens: int) -> list[int]:
+        """Return up to which block of each group to save: to the last full one, or where the most tokens end
+        that may be held."""
+
+        def ends(tokens: int) -> list[int]:
+            return [self._full_blocks(shape, hashes, tokens) for shape in self._keys.groups]
+
+        def new_blocks(tokens: int) -> int:
+            pairs = zip(ends(tokens), chain.saved, strict=True)
+            return sum(max(0, end - begin) for end, begin in pairs)
+
+        room = self._max_held - self._held_blocks
+        if room <= 0:
+            return list(chain.saved)
+        if new_blocks(num_tokens) > room:
+            num_tokens = bisect.bisect_right(range(num_tokens), room, key=new_blocks) - 1
+        return ends(num_tokens)
 
     @staticmethod
     def _full_blocks(shape: GroupShape, hashes: Sequence[bytes], num_tokens: int) -> int:

@@ -99,6 +99,41 @@ def test_only_so_many_blocks_are_held():
     assert rig.scheduler.take_counts()["saved_blocks|skipped"] == 3
 
 
+def test_a_step_that_fills_more_than_may_be_held_is_saved_bit_by_bit():
+    rig = Rig(max_held=3)
+    rig.scheduler.arrived("r", HASHES)
+    (save,) = rig.computed(28)  # the whole prompt in one step
+    assert save.spans[0].block_ids == (11, 12, 13)
+    assert rig.computed(29) == []
+    rig.scheduler.saves_ended({1: 1})
+    (save,) = rig.computed(29)
+    assert save.spans[0].block_ids == (14, 15, 16)
+    rig.scheduler.saves_ended({2: 1})
+    (save,) = rig.computed(30)
+    assert save.spans[0].block_ids == (17,)
+    rig.scheduler.finished("r", HASHES, 30)
+    assert "saved_blocks|skipped" not in rig.scheduler.take_counts()
+
+
+def test_what_does_not_fit_any_more_is_counted():
+    rig = Rig(max_held=3)
+    rig.scheduler.arrived("r", HASHES)
+    assert len(rig.computed(30)) == 1
+    rig.scheduler.finished("r", HASHES, 30)
+    assert rig.scheduler.take_counts()["saved_blocks|skipped"] == 4
+
+
+def test_several_groups_share_the_room():
+    """Blocks of one size and of twice that: as many tokens of all of them as may be held."""
+    rig = Rig(GroupShape(BLOCK), GroupShape(2 * BLOCK, hashes_per_block=2), max_held=4)
+    rig.scheduler.arrived("r", HASHES)
+    (save,) = rig.computed(28, blocks=[BLOCKS[0], [31, 32, 33, 34]])
+    assert [span.block_ids for span in save.spans] == [(11, 12, 13), (31,)]
+    rig.scheduler.saves_ended({1: 1})
+    (save,) = rig.computed(28, blocks=[BLOCKS[0], [31, 32, 33, 34]])
+    assert [span.block_ids for span in save.spans] == [(14, 15), (32,)]  # the next token would be two more
+
+
 def test_an_engines_own_cache_fills_the_pool_again():
     """Blocks that the pool has lost are saved again when a request finds them in the engine."""
     rig = Rig()
