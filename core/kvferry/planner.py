@@ -136,9 +136,14 @@ class StepPlanner:
         return self._front is None or self._front.forget()
 
     def take_orders(self, *, idle: bool) -> StepOrders:
-        """Return this step's orders and begin anew. `idle`: the step computes nothing."""
-        pool = None if self._front is None else self._front.scheduler.take_orders()
-        return StepOrders(self._handoff.take_orders(), pool, idle)
+        """Return this step's orders and begin anew. `idle`: the step computes nothing; it then waits a moment
+        for the pool's answers: an engine that asks again and again takes the processor from who answers."""
+        if self._front is None:
+            return StepOrders(self._handoff.take_orders(), None, idle)
+        orders = StepOrders(self._handoff.take_orders(), self._front.scheduler.take_orders(), idle)
+        if idle and not orders.loads:
+            self._front.scheduler.pause()
+        return orders
 
     def take_counts(self) -> tuple[dict[str, int], dict[str, int]]:
         """Return what was counted since the last call, by hand-offs and by the pool."""

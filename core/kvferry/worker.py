@@ -35,6 +35,12 @@ class StepOrders(msgspec.Struct, frozen=True):
     pool: PoolOrders | None = None
     idle: bool = False
 
+    @property
+    def loads(self) -> bool:
+        """Whether a load begins."""
+        pooled = self.pool is not None and self.pool.loads
+        return bool(pooled or self.handoff.loads or self.handoff.stream_loads)
+
 
 class Ended(NamedTuple):
     """Request ids whose transfers ended since the last step; each id appears once in its life."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+import threading
 from types import SimpleNamespace
 
 import numpy as np
@@ -108,6 +109,23 @@ def test_ask_again_while_the_pool_has_not_answered():
     assert rig.asked() is None
     later.run_all()
     assert rig.asked() == 30
+
+
+def test_a_step_without_anything_to_do_waits_for_an_answer(monkeypatch):
+    later = Later()
+    rig = Rig(3, submit=later.submit)
+    rig.arrived()
+    assert rig.asked() is None
+    rig.planner.take_orders(idle=False)  # a step that computes does not wait
+    assert rig.asked() is None
+    monkeypatch.setattr("kvferry.pool.lookup.GRACE_S", 600.0)
+    timer = threading.Timer(0.05, later.run_all)
+    timer.start()
+    rig.planner.take_orders(idle=True)
+    assert rig.asked() == 12
+    rig.planner.after_alloc("r", 12, lambda: IDS)
+    rig.planner.take_orders(idle=True)  # a load begins: that is not held up, nor is there anybody to wait for
+    timer.join(60.0)
 
 
 def test_without_a_pool():

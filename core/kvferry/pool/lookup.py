@@ -18,7 +18,8 @@ from kvferry.pool.keys import GroupShape, names_of
 
 logger = logging.getLogger(__name__)
 
-GRACE_S = 0.002  # how long `answer` waits, once: a node of this machine answers in a few microseconds
+# How long `answer` waits, once, and `pause`: a node of this machine answers in a few microseconds.
+GRACE_S = 0.002
 
 
 class _Question:
@@ -64,6 +65,7 @@ class Lookups:
         self._timeout_s = timeout_s
         self._clock = clock
         self._lock = threading.Lock()
+        self._settled = threading.Condition(self._lock)
         self._questions: dict[str, _Question] = {}
         self._counts: Counter[str] = Counter()
         self._warnings = WarningThrottle(clock=clock)
@@ -103,6 +105,14 @@ class Lookups:
                 self._counts["lookups|late"] += 1
         return Answer(0)
 
+    def pause(self) -> None:
+        """For an engine that has nothing to do but to ask again: wait a moment for any of the answers that
+        `answer` could not give yet. Returns at once if there is none."""
+        with self._settled:
+            open_ones = [each for each in self._questions.values() if each.asked_before and not each.late]
+            if open_ones and not any(each.done.is_set() for each in open_ones):
+                self._settled.wait(GRACE_S)
+
     def forget(self, request_id: str) -> None:
         """Forget a question; unknown ones are fine."""
         with self._lock:
@@ -136,10 +146,11 @@ class Lookups:
         return True
 
     def _settle(self, question: _Question, outcome: str) -> None:
-        with self._lock:
+        with self._settled:
             if not question.late:
                 self._counts[f"lookups|{outcome}"] += 1
-        question.done.set()
+            question.done.set()
+            self._settled.notify_all()
 
 
 def longest_hit(

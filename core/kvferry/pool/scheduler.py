@@ -80,6 +80,10 @@ class PoolScheduler:
             chain.saved[group] = max(chain.saved[group], (tokens or 0) // shape.block_tokens)
         return tokens
 
+    def pause(self) -> None:
+        """For a step that computes nothing: wait a moment for answers, if requests wait for any."""
+        self._lookups.pause()
+
     def load(
         self, request_id: str, first_token: int, num_tokens: int, block_ids: Sequence[Sequence[int]]
     ) -> None:

@@ -101,6 +101,26 @@ class TestLookups:
         later.run()
         assert asked.answer("r").tokens == 2 * BLOCK
 
+    def test_a_pause_ends_with_any_answer(self, monkeypatch):
+        monkeypatch.setattr("kvferry.pool.lookup.GRACE_S", 0.0)
+        store, made, later = FakeStore(), keys().of_blocks(0, HASHES), Later()
+        asked = lookups(store, later.submit, timeout_s=600.0)
+        asked.pause()  # nobody waits
+        for name in ("r", "s"):
+            asked.ask(name, [made])
+        asked.pause()  # nobody has asked for the answer
+        monkeypatch.setattr("kvferry.pool.lookup.GRACE_S", 1e-3)
+        assert [asked.answer(name).tokens for name in ("r", "s")] == [None, None]
+        asked.pause()  # for a moment only
+        monkeypatch.setattr("kvferry.pool.lookup.GRACE_S", 600.0)
+        timer = threading.Timer(0.05, later.run)
+        timer.start()
+        asked.pause()
+        assert asked.answer("r").tokens == 0
+        asked.pause()  # an answer is there to be taken
+        asked.forget("r")
+        timer.join(60.0)
+
     def test_asked_in_place_where_this_machine_alone_can_answer(self):
         store, made, later = FakeStore(), keys().of_blocks(0, HASHES), Later()
         put(store, made[:2])
