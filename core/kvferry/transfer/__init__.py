@@ -28,6 +28,7 @@ from kvferry.transfer.handle import Transfer
 from kvferry.transfer.metrics import TransferMetrics
 from kvferry.transfer.peer import Peer
 from kvferry.transfer.region import Region
+from kvferry.transfer.sessions import SessionEngine, resolve_host
 
 __all__ = [
     "Access",
@@ -43,6 +44,7 @@ __all__ = [
     "Region",
     "RegionInfo",
     "Remote",
+    "SessionEngine",
     "Topology",
     "Transfer",
     "TransferEngine",
@@ -52,5 +54,6 @@ __all__ = [
     "TransportStats",
     "memory_of",
     "native_options",
+    "resolve_host",
     "topology",
 ]

@@ -51,6 +51,11 @@ class _Map:
         self._lengths = np.array([-length for _, length, _ in ordered], np.uint64)
         self._ids = np.array([region for _, _, region in ordered], np.uint64)
 
+    @property
+    def first(self) -> int:
+        """Where the region of the lowest id begins; 0 if there is none."""
+        return int(self._starts[np.argmin(self._ids)]) if self._ids.size else 0
+
     def find(self, addresses: Addresses, lengths: Addresses) -> tuple[Addresses, Addresses, npt.NDArray[Any]]:
         """Return region ids, offsets, and which pieces lie in no region."""
         if not self._starts.size:
@@ -196,26 +201,27 @@ class AddressedEngine:
         lengths: Addresses,
         *,
         timeout_s: float | None = None,
+        notify: bytes = b"",
     ) -> Transfer:
         """Move all pieces as one transfer, on the calling thread where that is possible; see `prepare`.
 
         Returns the settled transfer; whether the pieces were moved is in it. `timeout_s` holds from here on,
-        connecting included (default: the option transfer_timeout_s).
+        connecting included (default: the option transfer_timeout_s). `notify`: as for `Engine.submit`.
         """
         limit_s = self.engine.options.transfer_timeout_s if timeout_s is None else timeout_s
         deadline = time.monotonic() + limit_s
         pieces = (session, op, local, remote, lengths)
         try:
-            transfer = self._execute_once(self.prepare(*pieces), deadline)
+            transfer = self._execute_once(self.prepare(*pieces), deadline, notify)
         except (StaleError, NotFoundError):
             transfer = None
         if transfer is None or isinstance(transfer.error, StaleError):  # the peer registered its memory anew
             self._look_again(session, self.connect(session))
-            transfer = self._execute_once(self.prepare(*pieces), deadline)
+            transfer = self._execute_once(self.prepare(*pieces), deadline, notify)
         return transfer
 
-    def _execute_once(self, plan: Plan, deadline: float) -> Transfer:
-        return self.engine.execute(plan, timeout_s=max(0.001, deadline - time.monotonic()))
+    def _execute_once(self, plan: Plan, deadline: float, notify: bytes) -> Transfer:
+        return self.engine.execute(plan, timeout_s=max(0.001, deadline - time.monotonic()), notify=notify)
 
     def _reach(self, session: str, timeout_s: float | None) -> _Known:
         with self._lock:
@@ -223,16 +229,18 @@ class AddressedEngine:
             if known is not None and known.peer.alive:
                 return known
             connecting = self._connecting.setdefault(session, threading.Lock())
-        node_id, mark, endpoint = session.partition("@")
-        if not mark or not node_id:
-            raise InvalidArgumentError(f"{session!r} is no session: it is written NODE_ID@HOST:PORT")
         with connecting:  # one connection, however many threads want it
             with self._lock:
                 known = self._known.get(session)
             if known is not None and known.peer.alive:
                 return known
-            peer = self.engine.connect(endpoint, expected=node_id, timeout_s=timeout_s)
-            return self._keep(session, peer)
+            return self._keep(session, self._connect(session, timeout_s))
+
+    def _connect(self, session: str, timeout_s: float | None) -> Peer:
+        node_id, mark, endpoint = session.partition("@")
+        if not mark or not node_id:
+            raise InvalidArgumentError(f"{session!r} is no session: it is written NODE_ID@HOST:PORT")
+        return self.engine.connect(endpoint, expected=node_id, timeout_s=timeout_s)
 
     def _look_again(self, session: str, peer: Peer) -> _Known:
         peer.refresh()
