@@ -11,6 +11,7 @@
 #include <mutex>
 #include <optional>
 #include <string>
+#include <type_traits>
 #include <vector>
 
 #include "base/deadline.h"
@@ -97,8 +98,8 @@ class Cluster {
   // False: older than the present one, ignored. Links of members that stay are kept.
   bool set_members(std::uint64_t number, std::vector<Member> members);
 
-  // A request to a member under way. Patient ones may take until their deadline; a member that does not answer others
-  // within suspect_after is down from then on.
+  // A request to a member under way. A member that does not answer within suspect_after is down from then on, unless it
+  // may be waiting for others itself, or the caller has less time: whether it lives is then for its PINGs to say.
   template <typename Request>
   struct Asked {
     std::shared_ptr<MemberLink> link;
@@ -110,11 +111,15 @@ class Cluster {
   Asked<Request> ask(const std::shared_ptr<MemberLink>& link, const Request& request, Deadline deadline,
                      bool patient = false) {
     Asked<Request> asked{link, link->handle.load(std::memory_order_acquire), patient, std::nullopt};
-    const Deadline patience = deadline_in(options_.suspect_after);
-    if (patience > deadline) asked.patient = true;  // too little time to blame it
-    if (asked.handle != 0) {
-      asked.call = rpc_.start(asked.handle, request, asked.patient ? deadline : patience);
+    Deadline limit = deadline;
+    if constexpr (kWaitsForOthers<Request>) {
+      asked.patient = true;
+      if (!patient) limit = sooner(deadline, deadline_in(kOthersTurn * options_.suspect_after));
+    } else if (!patient) {
+      limit = sooner(deadline, deadline_in(options_.suspect_after));
+      asked.patient = limit == deadline;
     }
+    if (asked.handle != 0) asked.call = rpc_.start(asked.handle, request, limit);
     return asked;
   }
   template <typename Request>
@@ -148,6 +153,11 @@ class Cluster {
   std::vector<std::string> refusals() const;  // members that do not admit us, and why
 
  private:
+  // Whoever is asked these may have to ask a member that does not answer, for as long as it takes to find that out.
+  template <typename Request>
+  static constexpr bool kWaitsForOthers = std::is_same_v<Request, Announce> || std::is_same_v<Request, Lookup>;
+  static constexpr int kOthersTurn = 3;
+
   static bool is_silence(const Status& status, bool patient) {
     return status.code() == Code::kPeerLost || (status.code() == Code::kDeadlineExceeded && !patient);
   }
