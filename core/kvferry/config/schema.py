@@ -80,6 +80,21 @@ class RouterOptions(Options, frozen=True, kw_only=True):
     decode: Annotated[
         tuple[str, ...], Meta(description="Base URLs of the decode servers. At least one is needed.")
     ] = ()
+    engine: Annotated[
+        Literal["vllm", "sglang"],
+        Meta(
+            description="What the servers are, which says how a request gets through them. `vllm`: the "
+            "prefill server's answer says where the KV cache is. `sglang`: both get the request at once, "
+            "with `bootstrap_host`, `bootstrap_port` and `bootstrap_room`."
+        ),
+    ] = "vllm"
+    bootstrap_ports: Annotated[
+        tuple[str, ...],
+        Meta(
+            description="With `engine` `sglang`: the prefill servers' `--disaggregation-bootstrap-port`, in "
+            "the order of `prefill`. Empty: SGLang's default, 8998, for all."
+        ),
+    ] = ()
     handoff: Annotated[
         Literal["auto", "pull"],
         Meta(

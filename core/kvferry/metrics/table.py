@@ -59,7 +59,8 @@ METRICS: tuple[Metric, ...] = (
         "kvferry_router_prefill_total",
         Kind.COUNTER,
         "Prefill steps by outcome: handed_off, streamed (the decode server read it while it was computed), "
-        "fallback (the decode server computed the prompt), bypassed (the request cannot be split).",
+        "fallback (the decode server computed the prompt), bypassed (the request cannot be split), failed "
+        "(with SGLang, whose decode servers cannot compute a prompt: the request failed).",
         ("outcome",),
     ),
     Metric(

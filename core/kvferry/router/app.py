@@ -16,6 +16,7 @@ from kvferry.router.core import Core, describe
 from kvferry.router.exchange import JSON_HEADERS, Exchange
 from kvferry.router.health import LOOP_MESSAGE
 from kvferry.router.instances import Role
+from kvferry.router.paired import PairedExchange
 from kvferry.router.protocol import error_body, parse_request
 from kvferry.router.scope import Interruption, Scope
 from kvferry.router.upstream import UpstreamError, request_headers, response_headers
@@ -158,7 +159,8 @@ class Front:
                 raise
             scope.absorb()
             return _error(408, "TimeoutError", "the request body did not arrive in time")
-        return Exchange(self._core, request, parsed, scope, request_id=request_id, arrived=arrived)
+        kind = PairedExchange if self._core.options.engine == "sglang" else Exchange
+        return kind(self._core, request, parsed, scope, request_id=request_id, arrived=arrived)
 
     async def models(self, request: web.Request) -> web.Response:
         """List the models of all decode servers, each once."""

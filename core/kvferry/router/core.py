@@ -33,6 +33,7 @@ class Core(msgspec.Struct, kw_only=True):
     prober: Prober
     streams: StreamBook
     prefixes: Prefixes | None = None
+    bootstrap_ports: dict[Instance, int] = {}  # of prefill servers, where the engine is SGLang
 
     def place(
         self, request: RequestFeatures, prefill: Sequence[Instance], decode: Sequence[Instance]

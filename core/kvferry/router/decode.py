@@ -71,7 +71,7 @@ class DecodeStep:
 
     async def first_answer(self, instance: Instance, handoff: Handoff, usage: Usage) -> Answer:
         """Ask one server. Raises `UpstreamError`, after which nothing of its answer has reached anyone."""
-        body = decode_body(self._parsed, handoff.params)
+        body = decode_body(self._parsed, handoff.fields)
         response: aiohttp.ClientResponse | None = None
         try:
             response = await self._core.upstream.post(instance, self._path, self._headers, body)

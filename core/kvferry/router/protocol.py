@@ -17,7 +17,13 @@ from kvferry.errors import InvalidArgumentError, ProtocolError
 
 # Fields by which one engine tells another where to fetch memory from. They are the router's to fill in: taken
 # from a client they would make an engine contact any address, or read another request's blocks.
-ROUTER_ONLY_FIELDS = ("kv_transfer_params", "ec_transfer_params")
+ROUTER_ONLY_FIELDS = (
+    "kv_transfer_params",
+    "ec_transfer_params",
+    "bootstrap_host",
+    "bootstrap_port",
+    "bootstrap_room",
+)
 # Its members become the engine's extra arguments, just as the fields above do.
 EXTRA_ARGUMENTS = "vllm_xargs"
 
@@ -179,18 +185,18 @@ def prefill_body(request: ParsedRequest, order: Mapping[str, object] | None = No
     return msgspec.json.encode(fields)
 
 
-def decode_body(request: ParsedRequest, params: Mapping[str, Any] | None) -> bytes:
-    """Build the decode server's body: the client's own bytes, with the hand-off added if there is one.
+def decode_body(request: ParsedRequest, fields: Mapping[str, Any] | None) -> bytes:
+    """Build the decode server's body: the client's own bytes, with the hand-off's fields added, if any.
 
     The client's bytes are kept as they are, so that numbers and text reach the engine unaltered and a long
     prompt is not encoded again.
     """
     body = msgspec.json.encode(request.fields) if request.cleaned else request.raw
-    if params is None:
+    if not fields:
         return body
     head = body.rstrip()[:-1].rstrip()
     separator = b"" if head.endswith(b"{") else b","
-    return b"".join((head, separator, b'"kv_transfer_params":', msgspec.json.encode(params), b"}"))
+    return b"".join((head, separator, msgspec.json.encode(fields)[1:]))
 
 
 def read_handoff(body: bytes) -> dict[str, Any] | None:

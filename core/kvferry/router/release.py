@@ -9,7 +9,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 from kvferry.config import TransferOptions
 from kvferry.errors import ConfigError, InvalidArgumentError, KVFerryError
@@ -18,6 +18,7 @@ from kvferry.router.metrics import RouterMetrics
 logger = logging.getLogger(__name__)
 
 RELEASE_TIMEOUT_S = 5.0
+T = TypeVar("T")
 ReleaseReason = Literal["rejected", "aborted"]
 # Takes a prefill server's `kv_transfer_params`; says whether the lease was still held.
 ReleaseFunction = Callable[[Mapping[str, Any], ReleaseReason], Awaitable[bool]]
@@ -72,7 +73,7 @@ class Releaser:
     def __init__(self, function: ReleaseFunction | None, metrics: RouterMetrics) -> None:
         self._function = function
         self._metrics = metrics
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks: set[asyncio.Task[Any]] = set()
 
     def release(self, params: Mapping[str, Any], reason: ReleaseReason) -> None:
         """Start giving back the lease named in a prefill server's `kv_transfer_params`, or ending the stream
@@ -82,7 +83,7 @@ class Releaser:
             return
         self.spawn(self._release(self._function, params, reason))
 
-    def spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+    def spawn(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
         """Run something that outlives its request, or ends with it; it is waited for on shutdown."""
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)

@@ -22,6 +22,7 @@ from kvferry.router.core import Core
 from kvferry.router.health import Prober
 from kvferry.router.instances import Pool
 from kvferry.router.metrics import RouterMetrics
+from kvferry.router.paired import bootstrap_ports
 from kvferry.router.release import NativeReleaser, ReleaseFunction, Releaser, open_native_releaser
 from kvferry.router.streaming import StreamBook
 from kvferry.router.upstream import Upstream
@@ -55,6 +56,7 @@ class RouterServer:
         self.options = options
         self.port = 0
         self._pool = Pool(options.prefill, options.decode, time.monotonic)
+        self._bootstrap_ports = bootstrap_ports(options, self._pool)
         self._policy = policy or (LongestPrefix() if options.prefill_events else RoundRobin())
         self._transfer = transfer or TransferOptions()
         self._release_lease = release_lease
@@ -83,7 +85,8 @@ class RouterServer:
         """
         options, metrics = self.options, RouterMetrics()
         function = self._release_lease
-        if function is None and options.prefill:
+        leases = options.engine == "vllm"  # SGLang has none
+        if function is None and options.prefill and leases:
             self._native_releaser = await asyncio.to_thread(open_native_releaser, self._transfer)
             function = self._native_releaser.release if self._native_releaser else None
         upstream = Upstream(options.connect_timeout_s)
@@ -96,9 +99,10 @@ class RouterServer:
             metrics=metrics,
             releaser=Releaser(function, metrics),
             prefixes=prefixes,
+            bootstrap_ports=self._bootstrap_ports,
             prober=Prober(self._pool, upstream, options.health_interval_s, options.connect_timeout_s),
             # Without the means to say that a prefill failed, its decode server would wait in vain.
-            streams=StreamBook(enabled=options.handoff == "auto" and function is not None),
+            streams=StreamBook(enabled=options.handoff == "auto" and function is not None and leases),
         )
         self._front = Front(core)
         # handler_cancellation: a client that closes its connection cancels its handler, which closes the

@@ -95,6 +95,11 @@ class Handoff:
         self.params = params
         self._releaser = releaser
 
+    @property
+    def fields(self) -> Mapping[str, Any] | None:
+        """What is added to the decode server's body."""
+        return None if self.params is None else {"kv_transfer_params": self.params}
+
     def taken(self) -> None:
         """A decode server has generated from it, so it has fetched what it needed."""
         self.params = None

@@ -67,6 +67,18 @@ class Leases:
         self.released: list[tuple[str, str]] = []
         self.cancelled: list[tuple[str, str]] = []
         self.followed: list[str] = []
+        self._rooms: dict[int, asyncio.Event] = {}
+        self.met: list[int] = []
+
+    async def meet(self, room: int) -> None:
+        """Wait as SGLang's servers do until both have a request with this number."""
+        other = self._rooms.get(room)
+        if other is not None:
+            self.met.append(room)
+            other.set()
+            return
+        self._rooms[room] = asyncio.Event()
+        await self._rooms[room].wait()
 
     def grant(self, role_url: str) -> dict[str, Any]:
         """Open a lease and return the pull-mode parameters that name it."""
@@ -258,6 +270,8 @@ class FakeServer:
             body = behaviour.body or b'{"error":{"message":"no","type":"Fake","param":null,"code":0}}'
             headers = {"Content-Type": "application/json", **behaviour.headers}
             return web.Response(status=behaviour.status, body=body, headers=headers)
+        if "bootstrap_room" in call.body:
+            await self.leases.meet(call.body["bootstrap_room"])
         params = call.body.get("kv_transfer_params") or {}
         handed_off = None
         if params.get("do_remote_decode") and behaviour.hand_off:

@@ -69,7 +69,7 @@ def test_max_completion_tokens_is_only_set_where_it_was_given() -> None:
 
 @pytest.mark.parametrize("raw", [b"{}", b" { } \n", b'{"a":1}', b'{"a": {"b": []} }\r\n\t'])
 def test_decode_body_adds_the_handoff_to_the_clients_own_bytes(raw: bytes) -> None:
-    body = decode_body(parse_request(raw), HANDOFF)
+    body = decode_body(parse_request(raw), {"kv_transfer_params": HANDOFF})
     assert json.loads(body) == {**json.loads(raw), "kv_transfer_params": HANDOFF}
     assert body.startswith(raw.rstrip()[:-1].rstrip())
 
@@ -101,7 +101,10 @@ def test_whatever_the_fields_decode_sees_them_and_the_handoff(fields: dict[str, 
         with pytest.raises(UnicodeDecodeError):
             raw.decode()  # only text that no server could read is refused
         return
-    assert json.loads(decode_body(request, HANDOFF)) == {**fields, "kv_transfer_params": HANDOFF}
+    assert json.loads(decode_body(request, {"kv_transfer_params": HANDOFF})) == {
+        **fields,
+        "kv_transfer_params": HANDOFF,
+    }
 
 
 @pytest.mark.parametrize(
@@ -149,7 +152,7 @@ def test_transfer_fields_from_a_client_are_refused(field: str) -> None:
 def test_hidden_duplicates_of_a_transfer_field_never_reach_an_engine() -> None:
     raw = b'{"prompt":"p","kv_transfer_param\\u0073":{"remote_host":"evil"},"kv_transfer_params":null}'
     assert b"evil" not in decode_body(parse_request(raw), None)
-    assert b"evil" not in decode_body(parse_request(raw), HANDOFF)
+    assert b"evil" not in decode_body(parse_request(raw), {"kv_transfer_params": HANDOFF})
 
 
 @pytest.mark.parametrize("field", ["kv_transfer_params", "ec_transfer_params"])
@@ -166,12 +169,12 @@ def test_escaped_and_repeated_extra_arguments_never_reach_an_engine() -> None:
         parse_request(escaped)
     for last in (b"null", b"{}", b'"text"', b'"{"', b"1"):
         raw = b'{"prompt":"p","vllm_xargs":{"kv_transfer_params":"evil"},"vllm_xargs":' + last + b"}"
-        assert b"evil" not in decode_body(parse_request(raw), HANDOFF)
+        assert b"evil" not in decode_body(parse_request(raw), {"kv_transfer_params": HANDOFF})
 
 
 def test_other_extra_arguments_go_on() -> None:
     request = parse(vllm_xargs={"session_id": "s", "kv_transfer_params": None, "ec_transfer_params": None})
-    for body in (decode_body(request, HANDOFF), prefill_body(request)):
+    for body in (decode_body(request, {"kv_transfer_params": HANDOFF}), prefill_body(request)):
         assert json.loads(body)["vllm_xargs"] == {"session_id": "s"}
 
 
