@@ -34,7 +34,11 @@ std::optional<std::uint32_t> QuickWriter::take(std::uint64_t bytes) const {
   for (std::uint32_t entry = 0; entry < kQuickEntries; ++entry) {
     SharedWord& state = mine_->state[entry];
     std::uint64_t now = state.load(std::memory_order_relaxed);
-    if (now == free && state.compare_exchange_strong(now, taken, std::memory_order_acq_rel)) return entry;
+    if (now != free || !state.compare_exchange_strong(now, taken, std::memory_order_acq_rel)) continue;
+    // Another thread of this process may have put by this entry before the node took that in and offered it again. The
+    // order is there through the node, but that maps this memory elsewhere, and ThreadSanitizer goes by addresses.
+    (void)memory_.door->load(std::memory_order_acquire);
+    return entry;
   }
   return std::nullopt;
 }
