@@ -11,6 +11,7 @@ from kvferry.pool.keys import GroupShape, PoolIdentity, PoolKeys, identity_of, n
 from kvferry.pool.link import StoreLink
 from kvferry.pool.lookup import Lookups, longest_hit
 from kvferry.pool.memory import GroupMemory, memory_of
+from kvferry.pool.pages import PagePool
 from kvferry.pool.parts import LoadParts
 from kvferry.pool.scheduler import PoolScheduler
 from kvferry.pool.service import PoolBack, PoolFront
@@ -23,6 +24,7 @@ __all__ = [
     "LoadJob",
     "LoadParts",
     "Lookups",
+    "PagePool",
     "PoolBack",
     "PoolFront",
     "PoolIdentity",

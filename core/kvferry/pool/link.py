@@ -54,6 +54,11 @@ class StoreLink:
             store = self._store
         return store if store is not None else self._opened()
 
+    def current(self) -> Any:
+        """Return the store if it is open, else None. Never blocks."""
+        with self._lock:
+            return self._store
+
     def attach(self) -> None:
         """Open the store now rather than when it is needed; a failure is logged, and it is tried again."""
         with contextlib.suppress(KVFerryError):

@@ -35,10 +35,7 @@ class PoolFront:
         """
         self._keys = keys
         self._threads = ThreadPool(1, "kvferry-lookup")
-        embedded = None
-        if _wants_own_node(config):
-            embedded = open_node(config)
-            logger.info("the pool is a node of this engine's own, of %.1f MiB", config.store.dram / 2**20)
+        embedded = bring_node(config, open_node)
         self._link = StoreLink(lambda: embedded if embedded is not None else open_store(config))
         if embedded is not None:
             self._link.get()
@@ -122,6 +119,18 @@ class PoolBack:
                 logger.info("blocks from other hosts take a copy more: %s", error)
                 break
         return store
+
+
+def bring_node(config: Config, open_node: Callable[[Config], Any] = open_embedded) -> Any:
+    """Return a store with a node of this process's own, as `pool.node` has it; None: attach to one that runs.
+
+    Raises KVFerryError if the node cannot be made.
+    """
+    if not _wants_own_node(config):
+        return None
+    node = open_node(config)
+    logger.info("the pool is a node of this engine's own, of %.1f MiB", config.store.dram / 2**20)
+    return node
 
 
 def _wants_own_node(config: Config) -> bool:

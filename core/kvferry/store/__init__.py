@@ -8,7 +8,7 @@ Errors are those of `kvferry.errors`.
 from __future__ import annotations
 
 from kvferry._native import NodeStats, ObjectInfo
-from kvferry.store._arguments import Keys, Runs
+from kvferry.store._arguments import Keys, Runs, runs_of
 from kvferry.store._options import node_options
 from kvferry.store.aio import AsyncStore
 from kvferry.store.client import Store
@@ -33,4 +33,5 @@ __all__ = [
     "node_options",
     "open_embedded",
     "open_store",
+    "runs_of",
 ]
