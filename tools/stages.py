@@ -122,6 +122,12 @@ def _engines(context: Context) -> list[Command]:
     return [_pytest(context, "pytest tests/engines", *arguments, env=env, timeout_s=2400.0)]
 
 
+def _sglang(context: Context) -> list[Command]:
+    env = {"KVFERRY_SGLANG_PYTHON": str(python_of(ensure_overlay("sglang")))}
+    folders = sorted(str(folder.relative_to(ROOT)) for folder in ROOT.glob("tests/engines/sglang*"))
+    return [_pytest(context, "pytest SGLang", *folders, "--durations=15", env=env, timeout_s=1200.0)]
+
+
 def _setup(_context: Context) -> list[Command]:
     return [Command("kvferry --version", [ensure_overlay("dev") / "bin" / "kvferry", "--version"])]
 
@@ -136,6 +142,7 @@ ALL: tuple[Stage, ...] = (
     Stage("tsan", "C++ tests under ThreadSanitizer", _native("tsan")),
     Stage("fuzz", "fuzzing of the wire decoders", _fuzz),
     Stage("engines", "real inference engines", _engines),
+    Stage("sglang", "real SGLang on a CPU", _sglang),
 )
 
 
