@@ -51,7 +51,8 @@ class HandoffOptions(Options, frozen=True, kw_only=True):
     control_timeout_s: Annotated[
         float,
         _seconds(
-            "Time allowed for a prefill engine to confirm that a lease was held; without it the load is void."
+            "Time allowed for a prefill engine to confirm that a lease was held, else the load is void. "
+            "One that is only slow, and whose transfer engine answers, has until load_timeout_s."
         ),
     ] = 5.0
     max_concurrent_loads: Annotated[

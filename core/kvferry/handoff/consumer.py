@@ -325,7 +325,8 @@ class Consumer:
         remote = load.request.remote
         lease_id = remote.address.lease
         content = content_digest(remote.block_ids, remote.num_tokens, remote.address.digest)
-        timeout_s = max(_MIN_CONTROL_S, min(self._limits.control_timeout_s, load.deadline - self._clock()))
+        left_s = load.deadline - self._clock()
+        timeout_s = max(_MIN_CONTROL_S, min(self._limits.control_timeout_s, left_s))
         load.given_back.add(target)
         try:
             held = self._control.release(
@@ -336,6 +337,7 @@ class Consumer:
                 content,
                 reader=target.reader,
                 readers=target.readers,
+                patience_s=left_s,
             )
         except DeadlineExceededError:
             load.unconfirmed = True
@@ -414,7 +416,13 @@ class Consumer:
             try:
                 known = self._peers.reach(*target.node, timeout_s)
                 self._control.release(
-                    known.peer, address.lease, reason, timeout_s, reader=target.reader, readers=target.readers
+                    known.peer,
+                    address.lease,
+                    reason,
+                    timeout_s,
+                    reader=target.reader,
+                    readers=target.readers,
+                    patience_s=self._limits.load_timeout_s,
                 )
             except KVFerryError as error:
                 if isinstance(

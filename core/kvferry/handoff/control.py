@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from kvferry.errors import DeadlineExceededError, PeerLostError
+from kvferry.errors import DeadlineExceededError, KVFerryError, PeerLostError
 from kvferry.handoff.messages import (
     MAX_LEASES_PER_RENEW,
     Release,
@@ -23,9 +23,9 @@ from kvferry.handoff.messages import (
 if TYPE_CHECKING:
     from kvferry.transfer import Engine, Peer
 
-SEND_TIMEOUT_S = (
-    0.2  # a control message is small: no room for it in that time means that the peer does not read
-)
+# A control message is small: no room for it in that time means that the peer does not read. On a machine with
+# many runnable threads, who sends just before us was seen to need 0.3 s.
+SEND_TIMEOUT_S = 1.0
 _POLL_S = 0.05  # how often a waiting thread looks whether the peer is still there
 
 
@@ -60,14 +60,18 @@ class ControlClient:
         *,
         reader: int = 0,
         readers: int = 1,
+        patience_s: float = 0.0,
     ) -> bool:
         """Give a lease back and return whether it had been held until then, and for `content` if given.
 
         It ends when all `readers` have given it back; `reader` counts from 0.
 
+        A peer that is silent for `timeout_s` is asked whether it lives, which its transfer engine answers by
+        itself. If so, its interpreter is busy, and the answer is waited for until `patience_s` have passed.
+
         Raises PeerLostError or DeadlineExceededError when no answer came, or what `Engine.send` raises.
         """
-        started = self._clock()
+        started, limit_s = self._clock(), timeout_s
         waiter = _Waiter(peer.handle)
         with self._lock:
             correlation = next(self._correlations)
@@ -80,10 +84,15 @@ class ControlClient:
                     raise PeerLostError(
                         f"prefill engine at {peer.endpoint} was lost before it confirmed lease {lease_id}"
                     )
-                if self._clock() - started >= timeout_s:
+                waited_s = self._clock() - started
+                if waited_s < limit_s:
+                    continue
+                lives = waited_s < patience_s and _lives(peer, min(timeout_s, patience_s - waited_s))
+                limit_s = self._clock() - started + timeout_s
+                if not lives and not waiter.answered.is_set():
                     raise DeadlineExceededError(
                         f"prefill engine at {peer.endpoint} did not confirm lease {lease_id} "
-                        f"within {timeout_s:.1f} s"
+                        f"within {waited_s:.1f} s"
                     )
             return waiter.held
         finally:
@@ -115,3 +124,12 @@ class ControlClient:
         with self._lock:
             counts, self._counts = dict(self._counts), Counter()
             return counts
+
+
+def _lives(peer: Peer, timeout_s: float) -> bool:
+    """Whether the engine at the other end answers; not whether its interpreter does."""
+    try:
+        peer.refresh(timeout_s)
+    except KVFerryError:
+        return False
+    return True

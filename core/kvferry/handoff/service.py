@@ -5,12 +5,12 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
-from kvferry.errors import KVFerryError, ProtocolError
+from kvferry.errors import DeadlineExceededError, KVFerryError, ProtocolError
 from kvferry.handoff.consumer import Consumer, ConsumerLimits, LoadResult
 from kvferry.handoff.control import SEND_TIMEOUT_S, ControlClient
 from kvferry.handoff.messages import (
@@ -38,6 +38,8 @@ logger = logging.getLogger(__name__)
 
 POLL_S = 0.1  # how often leases, renewals and deadlines are looked at while no message comes
 CHORE_THREADS = 4
+ANSWER_S = 30.0  # how long it is tried to send an answer to a peer that does not read
+MAX_UNSENT = 1024
 
 
 class ThreadPool:
@@ -92,6 +94,9 @@ class MessageLoop:
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._lock = threading.Lock()
         self._counts: Counter[str] = Counter()
+        # Answers that found no room, and until when to try again: the asking side waits for them. Belongs to
+        # the thread.
+        self._unsent: deque[tuple[int, Released, float]] = deque(maxlen=MAX_UNSENT)
 
     def start(self) -> None:
         """Start the thread."""
@@ -136,11 +141,30 @@ class MessageLoop:
             self._streams(message.peer, decoded)
 
     def _answer(self, peer: int, answer: Released) -> None:
+        if not self._sent(peer, answer):
+            self._unsent.append((peer, answer, time.monotonic() + ANSWER_S))
+
+    def _sent(self, peer: int, answer: Released) -> bool:
+        """Send an answer; False: there was no room for it, but the peer is there."""
         try:
             self._engine.send(peer, encode_message(answer), timeout_s=SEND_TIMEOUT_S)
+        except DeadlineExceededError:
+            return False
         except KVFerryError as error:
             self._count("unanswered")
             logger.debug("could not answer peer %s: %s", peer, error)
+        return True
+
+    def _send_again(self) -> None:
+        """Try the answers that found no room, until one finds none again: others must not wait for it."""
+        while self._unsent:
+            peer, answer, until = self._unsent[0]
+            if not self._sent(peer, answer):
+                if time.monotonic() < until:
+                    self._unsent.rotate(-1)
+                    return
+                self._count("unanswered")
+            self._unsent.popleft()
 
     def _run(self) -> None:
         next_tick = time.monotonic()
@@ -165,6 +189,7 @@ class MessageLoop:
             self.dispatch(message)
 
     def _periodic(self) -> None:
+        self._send_again()
         if self._table is not None:
             self._table.expire()
         if self._tick is not None:

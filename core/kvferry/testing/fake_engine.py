@@ -251,7 +251,11 @@ class FakePeer:
         return not (self.closed or self.other_end.closed or self.local.closed or self.remote.closed)
 
     def refresh(self, timeout_s: float = 5.0) -> None:
-        """Fetch metadata and regions anew."""
+        """Fetch metadata and regions anew. Raises PeerLostError, DeadlineExceededError (a stopped engine)."""
+        if not self.alive:
+            raise PeerLostError(f"peer {self.handle} is gone")
+        if self.remote.stopped:
+            raise DeadlineExceededError(f"no answer from {self.endpoint} within {timeout_s:.1f} s")
         self.metadata, self.regions = self.remote.metadata, self.remote.regions()
 
     def close(self) -> None:

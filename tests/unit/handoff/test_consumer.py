@@ -17,9 +17,10 @@ from kvferry.errors import (
     StaleError,
     UnavailableError,
 )
-from kvferry.handoff import LeaseAddress, RemotePrefill
-from kvferry.handoff.messages import Released
+from kvferry.handoff import LeaseAddress, LeaseTable, MessageLoop, RemotePrefill
+from kvferry.handoff.messages import Release, Released, encode_message
 from kvferry.testing import FakeNetwork
+from kvferry.testing.fake_engine import FakeMessage, FakePeer
 
 
 @pytest.fixture
@@ -136,6 +137,84 @@ def test_suspended_peer_times_out_and_is_left_alone(world):
     assert "did not confirm" in str(first.error)
     second = decode.load("d2", remotes[1], (8,))
     assert isinstance(second.error, UnavailableError)
+
+
+def test_a_busy_peer_is_waited_for_as_long_as_its_engine_answers(world, monkeypatch):
+    """Its interpreter has no time to answer; its transfer engine, which needs none, does."""
+    _, _, prefill, decode = world
+    remote = prefill.finish("p1", (3,))
+    delayed: list[FakeMessage] = []
+    asked: list[float] = []
+
+    def refresh(self, timeout_s: float) -> None:
+        asked.append(timeout_s)
+        if len(asked) == 3:
+            prefill.loop.dispatch(delayed.pop())
+
+    prefill.engine.on_message = delayed.append
+    monkeypatch.setattr(FakePeer, "refresh", refresh)
+    assert decode.load("d1", remote, (7,)).error is None
+    assert len(asked) == 3
+    assert prefill.table.take_ended() == {"p1"}
+
+
+def test_a_peer_that_never_answers_is_given_up_at_the_end_of_the_load(world):
+    network, clock, prefill, _ = world
+    decode = Decode(network, clock, load_timeout_s=12.0)
+    remotes = [prefill.finish("p1", (3,)), prefill.finish("p2", (4,))]
+    prefill.engine.on_message = [].append
+    result = decode.load("d1", remotes[0], (7,))
+    assert isinstance(result.error, DeadlineExceededError)
+    assert "did not confirm" in str(result.error)
+    assert result.seconds > 12.0 - 5.0
+    assert isinstance(
+        decode.load("d2", remotes[1], (8,)).error, UnavailableError
+    )  # the next ones do not wait
+
+
+class NoRoom:
+    """An engine whose peer does not read for the first few answers."""
+
+    def __init__(self, times: int) -> None:
+        self.times = times
+        self.sent: list[int] = []
+
+    def send(self, peer: int, body: bytes, timeout_s: float) -> None:
+        if peer == 1 and self.times > 0:
+            self.times -= 1
+            raise DeadlineExceededError("no room")
+        if peer == 3:
+            raise PeerLostError("gone")
+        self.sent.append(peer)
+
+
+def release(peer: int) -> FakeMessage:
+    return FakeMessage(peer, encode_message(Release("0" * 16 + ".1." + "0" * 32, 7, "done")))
+
+
+def test_answers_that_find_no_room_are_sent_again():
+    engine = NoRoom(times=3)
+    loop = MessageLoop(engine, table=LeaseTable(30.0))
+    for peer in (1, 2, 3):
+        loop.dispatch(release(peer))
+    assert engine.sent == [2]
+    loop._periodic()
+    assert engine.sent == [2]
+    loop._periodic()
+    loop._periodic()
+    assert engine.sent == [2, 1]
+    assert loop.take_counts() == {"unanswered": 1}
+
+
+def test_answers_to_who_never_reads_are_given_up(monkeypatch):
+    monkeypatch.setattr("kvferry.handoff.service.ANSWER_S", -1.0)
+    engine = NoRoom(times=1000)
+    loop = MessageLoop(engine, table=LeaseTable(30.0))
+    loop.dispatch(release(1))
+    loop._periodic()
+    assert loop.take_counts() == {"unanswered": 1}
+    loop._periodic()
+    assert engine.times == 1000 - 2
 
 
 def test_geometry_is_checked_once_and_the_lease_given_back(world, caplog):
