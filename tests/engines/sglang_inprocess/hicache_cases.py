@@ -1,0 +1,282 @@
+"""A program for SGLang's environment: its prefix tree, cache controller and host pools on our third level.
+
+    hicache_cases.py save       # fills the pool, then ends
+    hicache_cases.py load       # an engine that starts with empty caches finds everything again
+
+Both make the same prompts and the same random bytes for their KV cache, from the case's name. Each case is a
+line of JSON: {"case", "error"}. The engine is SGLang's own kit for tests of its tree.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import traceback
+import types
+import unittest
+import zlib
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+import torch
+
+# The kit imports more of its helpers than this program needs.
+sys.modules.setdefault("datasets", types.ModuleType("datasets"))
+vars(sys.modules["datasets"]).update(load_dataset=None, Dataset=object)
+
+from sglang.srt.plugins import load_plugins  # noqa: E402
+
+load_plugins()
+
+from sglang.srt.environ import envs  # noqa: E402
+from sglang.srt.mem_cache.base_prefix_cache import CacheRequestHandle  # noqa: E402
+from sglang.srt.mem_cache.unified_cache.components.base import ComponentType  # noqa: E402
+from sglang.srt.runtime_context import get_parallel  # noqa: E402
+from sglang.srt.server_args import ServerArgs, set_global_server_args_for_scheduler  # noqa: E402
+from sglang.test.kits.unified_radix_cache import fixtures  # noqa: E402
+from sglang.test.kits.unified_radix_cache.config import CacheConfig  # noqa: E402
+from sglang.test.kits.unified_radix_cache.storage import UnifiedRadixCacheStorageFixtures  # noqa: E402
+
+PAGES = 6
+FULL = CacheConfig(page_size=16, components=(ComponentType.FULL,), num_layers=4)
+SLIDING = CacheConfig(
+    page_size=16,
+    components=(ComponentType.FULL, ComponentType.SWA),
+    sliding_window_size=32,
+    num_layers=8,
+    full_attention_layer_ids=(3, 7),
+)
+STATES = CacheConfig(
+    page_size=1,
+    components=(ComponentType.FULL, ComponentType.MAMBA),
+    num_layers=8,
+    full_attention_layer_ids=(3, 7),
+    max_context_len=512,
+)
+DYNAMIC = {"backend_name": "x", "module_path": "kvferry_sglang.hicache", "class_name": "KVFerryHiCache"}
+
+
+class Case(NamedTuple):
+    """How an engine is set up."""
+
+    name: str
+    model: CacheConfig
+    layout: str
+    backend: str = "kvferry"
+    extra: dict[str, Any] = {}
+
+
+LAYOUTS = ("layer_first", "page_first", "page_first_direct", "page_head")
+CASES = [
+    *(Case(f"full {each}", FULL, each) for each in LAYOUTS),
+    *(Case(f"sliding {each}", SLIDING, each) for each in LAYOUTS),
+    Case("states page_first_direct", STATES, "page_first_direct"),
+    Case("by class", FULL, "page_first", "dynamic", {**DYNAMIC, "interface_v1": 1}),
+    Case("by buffers", FULL, "page_first", "dynamic", DYNAMIC),
+    Case("shared host pool", FULL, "page_first", extra={"allocator": "shm"}),
+]
+
+
+class Engine(UnifiedRadixCacheStorageFixtures, unittest.TestCase):
+    """One engine with its prefix tree; `doCleanups` ends it."""
+
+    def runTest(self) -> None:
+        """Nothing: the kit's helpers are used, its assertions hold."""
+
+    def start(self, case: Case, **settings: Any) -> None:
+        self.case, self.cfg = case, case.model
+        self.tree, self.allocator, self.requests = fixtures.build_fixture(case.model)
+        override = get_parallel().override(tp_rank=0, tp_size=1, pp_rank=0, pp_size=1)
+        override.__enter__()
+        self.addCleanup(override.__exit__, None, None, None)
+        extra = {"prefetch_threshold": 1, "pool.namespace": case.name, **case.extra, **settings}
+        args = ServerArgs(
+            model_path="dummy",
+            page_size=case.model.page_size,
+            hicache_mem_layout=case.layout,
+            hicache_io_backend="direct" if case.layout == "page_first_direct" else "kernel",
+            hicache_write_policy="write_through",
+            hicache_storage_backend=case.backend,
+            hicache_storage_backend_extra_config=json.dumps(extra),
+            hicache_storage_prefetch_policy="wait_complete",
+        )
+        args._mamba_cache_chunk_size = 64
+        set_global_server_args_for_scheduler(args)
+        self.tree.init_hicache(args, self.tree.cache_init_params)
+        self.addCleanup(fixtures.drop_hicache_atexit_pin, self.tree)
+        self.addCleanup(self.tree.release_host_resources)
+        self.tree.write_through_threshold = 1 << 30
+        self.tree.load_back_threshold = 0
+        controller = self.tree.cache_controller
+        controller.prefetch_capacity_limit = max(
+            controller.prefetch_capacity_limit, controller.mem_pool_host.size
+        )
+        self.addCleanup(controller.detach_storage_backend)
+
+    @property
+    def prompt(self) -> list[int]:
+        return self._make_seq(1, PAGES)
+
+    def buffers(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """Every layer's keys and values, of the pools whose rows belong to tokens."""
+        cache = self.allocator.get_kvcache()
+        pools = {"full": getattr(cache, "full_kv_pool", cache)}
+        if self.cfg.has_swa:
+            pools["swa"] = cache.swa_kv_pool
+        for kind, pool in pools.items():
+            for layer in range(pool.start_layer, pool.start_layer + pool.layer_num):
+                yield kind, pool.get_key_buffer(layer)
+                yield kind, pool.get_value_buffer(layer)
+
+    def rows(self, node: Any) -> dict[str, torch.Tensor]:
+        """Where the prompt's tokens are on the device, by pool; of sliding windows the last ones only."""
+        found = {"full": self.tree.path_device_indices(node)}
+        if self.cfg.has_swa:
+            window = fixtures.node_device_value(self.tree, node, ComponentType.SWA)
+            found["swa"] = torch.zeros(0, dtype=torch.int64) if window is None else window
+        return found
+
+    def content(self) -> Iterator[torch.Tensor]:
+        """What the case's prompt has in each of `buffers`: [tokens, ...]."""
+        chance = torch.Generator().manual_seed(zlib.crc32(self.case.name.encode()))
+        for _, buffer in self.buffers():
+            shape = (len(self.prompt), *buffer.shape[1:])
+            yield torch.randn(shape, generator=chance).to(buffer.dtype)
+
+    def compute(self) -> Any:
+        """Put the prompt into the tree as if it had been computed; return its node."""
+        self._insert(self.tree, self.allocator, self.requests, self.prompt)
+        node = fixtures.match_prefix(self.tree, self.prompt).last_device_node
+        rows = self.rows(node)
+        for (kind, buffer), content in zip(self.buffers(), self.content(), strict=True):
+            at = rows[kind]
+            if len(at):
+                buffer[at] = content[-len(at) :]
+        return node
+
+    def save(self) -> None:
+        node = self.compute()
+        self._backup_node(self.tree, node)
+        self._write_path_to_l3(self.tree, node)
+        self._flush_l3_backups(self.tree)
+
+    def prefetch(self, name: str = "r") -> int:
+        """Read what the third level has of the prompt into the host pools; return how many tokens."""
+        self._consume_prefetch(self.tree, self.prompt, CacheRequestHandle(name, 0))
+        found = fixtures.match_prefix(self.tree, self.prompt)
+        return int(found.host_hit_length)
+
+    def load(self) -> int:
+        """Go on to the device; return how many tokens are there, whose bytes are what they should be."""
+        found = fixtures.match_prefix(self.tree, self.prompt)
+        self._load_back_node(self.tree, found.best_match_node, req=self._make_req(self.requests))
+        node = fixtures.match_prefix(self.tree, self.prompt).last_device_node
+        rows = self.rows(node)
+        tokens = len(rows["full"])
+        for number, ((kind, buffer), content) in enumerate(zip(self.buffers(), self.content(), strict=True)):
+            at = rows[kind]
+            assert len(at), f"nothing of {kind} was loaded"
+            wanted = content[tokens - len(at) : tokens]
+            assert torch.equal(buffer[at], wanted), f"other bytes in buffer {number}, {kind}"
+        return tokens
+
+
+@contextmanager
+def running(case: Case, **settings: Any) -> Iterator[Engine]:
+    engine = Engine()
+    try:
+        engine.start(case, **settings)
+        yield engine
+    finally:
+        engine.doCleanups()
+
+
+def save(case: Case) -> None:
+    with running(case) as engine:
+        engine.save()
+        if "allocator" in case.extra:
+            assert getattr(engine.tree.cache_controller.storage_host_pool, "fd", None), "no shared memory"
+
+
+def load(case: Case) -> None:
+    with running(case) as engine:
+        assert engine.prefetch() == len(engine.prompt)
+        assert engine.load() == len(engine.prompt)
+
+
+def nothing_of_others(case: Case) -> None:
+    """An engine that differs in one thing finds nothing of what this case has saved."""
+    others = [
+        case._replace(layout=each) for each in ("layer_first", "page_first_direct") if each != case.layout
+    ]
+    others.append(
+        case._replace(model=CacheConfig(page_size=32, components=case.model.components, num_layers=4))
+    )
+    for other in others:
+        with running(other) as engine:
+            assert engine.prefetch() == 0, other
+    with running(case, **{"pool.namespace": "another"}) as engine:
+        assert engine.prefetch() == 0
+
+
+def failing_backend(case: Case) -> None:
+    """With SGLang's own fault injector around it, what is loaded is right, and little or nothing is fine."""
+    with envs.SGLANG_TEST_HICACHE_BACKEND_RANDOM_FAILURE.override(0.3), running(case) as engine:
+        loaded = [engine.prefetch(f"r{number}") for number in range(12)]
+        assert set(loaded) <= {0, len(engine.prompt)}, loaded
+        if loaded[-1]:
+            engine.load()
+
+
+def detach_and_attach(case: Case) -> None:
+    with running(case) as engine:
+        detached, words = engine.tree.detach_storage_backend()
+        assert detached, words
+        extra = json.dumps({"prefetch_threshold": 1, "pool.namespace": case.name})
+        attached, words = engine.tree.attach_storage_backend("kvferry", extra)
+        assert attached, words
+        engine.tree.cache_controller.prefetch_capacity_limit = engine.tree.cache_controller.mem_pool_host.size
+        assert engine.prefetch() == len(engine.prompt)
+        assert engine.load() == len(engine.prompt)
+        refused, words = engine.tree.detach_storage_backend()
+        assert refused, words
+        attached, words = engine.tree.attach_storage_backend("kvferry", json.dumps({"store.drm": 1}))
+        assert not attached, words
+        assert "store.dram" in words, words
+
+
+def clear(case: Case) -> None:
+    with running(case) as engine:
+        assert engine.prefetch() == len(engine.prompt)
+        assert engine.tree.cache_controller.clear_storage_backend()
+    with running(case) as engine:
+        assert engine.prefetch() == 0
+
+
+def run(name: str, job: Callable[[Case], None], case: Case) -> None:
+    try:
+        job(case)
+        error = ""
+    except Exception as failure:  # noqa: BLE001  (whatever it is, it is what the case says)
+        error = f"{type(failure).__name__}: {failure}"
+        traceback.print_exc()
+    print(json.dumps({"case": name, "error": error}), flush=True)
+
+
+OTHERS = {each.__name__: each for each in (nothing_of_others, failing_backend, detach_and_attach, clear)}
+
+
+def main() -> None:
+    for case in CASES:
+        run(f"{sys.argv[1]} {case.name}", {"save": save, "load": load}[sys.argv[1]], case)
+    page_first = next(case for case in CASES if case.name == "full page_first")
+    for name, job in OTHERS.items() if sys.argv[1] == "load" else ():
+        run(name, job, page_first)
+
+
+if __name__ == "__main__":
+    main()
+    sys.stdout.flush()
+    os._exit(0)  # the kit leaves threads behind that never end

@@ -1,0 +1,75 @@
+"""HiCache's third level on SGLang's own classes: two engines, one after the other, and a node that stays.
+
+The engines are `hicache_cases.py`, run in SGLang's environment; each of its cases is a test here.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from engines.sglang.environment import cpu_environment, sglang_python
+from kvferry.testing.nodes import NodeChild
+
+PROGRAM = Path(__file__).with_name("hicache_cases.py")
+TIMEOUT_S = 110.0
+LAYOUTS = ("layer_first", "page_first", "page_first_direct", "page_head")
+CASES = [
+    *(f"{kind} {layout}" for kind in ("full", "sliding") for layout in LAYOUTS),
+    "states page_first_direct",
+    "by class",
+    "by buffers",
+    "shared host pool",
+]
+OTHERS = ("nothing_of_others", "failing_backend", "detach_and_attach", "clear")
+
+pytestmark = [pytest.mark.engine, pytest.mark.timeout(300)]
+
+
+def run(mode: str, directory: Path) -> dict[str, str]:
+    """What each case of the program said, empty if it went well; `log`: the end of what else it said."""
+    environment = cpu_environment(KVFERRY_CLUSTER_DIRECTORY=str(directory), KVFERRY_POOL_NODE="attach")
+    with (directory / f"{mode}.log").open("w+") as log:
+        done = subprocess.run(
+            [sglang_python(), PROGRAM, mode],
+            env=environment,
+            stdout=subprocess.PIPE,
+            stderr=log,
+            text=True,
+            timeout=TIMEOUT_S,
+            check=False,
+        )
+        log.seek(0)
+        said = log.read()[-4000:]
+    found = {each["case"]: each["error"] for each in map(json.loads, done.stdout.splitlines())}
+    return {**found, "log": said}
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    sglang_python()
+    directory = tmp_path_factory.mktemp("cluster")
+    directory.chmod(0o700)
+    with NodeChild(directory, "--dram", "128MiB"):
+        saved = run("save", directory)
+        loaded = run("load", directory)
+    return {**saved, **loaded, "log": f"{saved['log']}\n{loaded['log']}"}
+
+
+def check(results: dict[str, str], name: str) -> None:
+    assert name in results, f"not run; the program said: {results['log']}"
+    assert not results[name], f"{results[name]}\n{results['log']}"
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_another_engine_finds_the_same_bytes(results: dict[str, str], case: str) -> None:
+    check(results, f"save {case}")
+    check(results, f"load {case}")
+
+
+@pytest.mark.parametrize("case", OTHERS)
+def test_other_cases(results: dict[str, str], case: str) -> None:
+    check(results, case)
