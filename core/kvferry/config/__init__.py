@@ -21,6 +21,7 @@ from kvferry.config.schema import (
     EncoderOptions,
     HandoffOptions,
     LogOptions,
+    PoolOptions,
     RouterOptions,
     StoreOptions,
 )
@@ -36,6 +37,7 @@ __all__ = [
     "Field",
     "HandoffOptions",
     "LogOptions",
+    "PoolOptions",
     "RouterOptions",
     "StoreOptions",
     "TransferOptions",

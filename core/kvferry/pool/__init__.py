@@ -14,7 +14,7 @@ from kvferry.pool.memory import GroupMemory, memory_of
 from kvferry.pool.pages import PagePool
 from kvferry.pool.parts import LoadParts
 from kvferry.pool.scheduler import PoolScheduler
-from kvferry.pool.service import PoolBack, PoolFront
+from kvferry.pool.service import PoolBack, PoolFront, open_link
 from kvferry.pool.worker import PoolLimits, PoolLoad, PoolWorker
 
 __all__ = [
@@ -41,4 +41,5 @@ __all__ = [
     "longest_hit",
     "memory_of",
     "names_of",
+    "open_link",
 ]

@@ -16,7 +16,7 @@ from kvferry.pool.lookup import Lookups
 from kvferry.pool.memory import GroupMemory
 from kvferry.pool.scheduler import PoolScheduler
 from kvferry.pool.worker import PoolLimits, PoolWorker
-from kvferry.store import Store, find_nodes, open_embedded, open_store
+from kvferry.store import find_nodes, open_embedded, open_store
 
 logger = logging.getLogger(__name__)
 
@@ -110,15 +110,35 @@ class PoolBack:
         self._saves.close()
         self._link.close()
 
-    def _open(self) -> Store:
-        store = open_store(self._config, node=self._node or None)
-        for buffer in self._buffers:
-            try:
-                store.register(buffer)
-            except KVFerryError as error:
-                logger.info("blocks from other hosts take a copy more: %s", error)
-                break
-        return store
+    def _open(self) -> Any:
+        return _registered(open_store(self._config, node=self._node or None), self._buffers)
+
+
+def open_link(config: Config, *, buffers: Sequence[Any] = ()) -> StoreLink:
+    """Return the way to the store for a cache that names its objects itself: to a node of its own if
+    `pool.node` wants one, else to one that runs, as soon as it does. `buffers` as for `PoolBack`.
+
+    Raises KVFerryError if a node of its own cannot be made.
+    """
+    embedded = bring_node(config)
+    link = StoreLink(
+        lambda: _registered(open_store(config) if embedded is None else embedded, buffers),
+        consequence="the cache cannot be used",
+    )
+    if embedded is not None:
+        link.get()
+    return link
+
+
+def _registered(store: Any, buffers: Sequence[Any]) -> Any:
+    """Register memory with a store for other hosts' sake; without it their bytes take a copy more."""
+    for buffer in buffers:
+        try:
+            store.register(buffer)
+        except KVFerryError as error:
+            logger.info("blocks from other hosts take a copy more: %s", error)
+            break
+    return store
 
 
 def bring_node(config: Config, open_node: Callable[[Config], Any] = open_embedded) -> Any:

@@ -85,10 +85,10 @@ class AsyncStore:
         return await self._run(self._store.match_prefix, keys, timeout_s=timeout_s)
 
     async def scan(
-        self, prefix: bytes | str = b"", *, timeout_s: float | None = None
+        self, prefix: bytes | str = b"", *, after: bytes | str = b"", timeout_s: float | None = None
     ) -> AsyncIterator[ObjectInfo]:
         """As `Store.scan`."""
-        found = self._store.scan(prefix, timeout_s=timeout_s)
+        found = self._store.scan(prefix, after=after, timeout_s=timeout_s)
         end = object()
         while (info := await self._run(next, found, end)) is not end:
             assert isinstance(info, ObjectInfo)  # noqa: S101  (tells the type checker)

@@ -242,15 +242,17 @@ class Store:
                 raise found
         return answer
 
-    def scan(self, prefix: bytes | str = b"", *, timeout_s: float | None = None) -> Iterator[ObjectInfo]:
-        """Go through the objects whose keys begin with `prefix`, sorted by key."""
-        after = b""
+    def scan(
+        self, prefix: bytes | str = b"", *, after: bytes | str = b"", timeout_s: float | None = None
+    ) -> Iterator[ObjectInfo]:
+        """Go through the objects whose keys begin with `prefix` and come after `after`, sorted by key."""
+        last = key_bytes(after)
         while True:
-            found = self._native.list_objects(key_bytes(prefix), after, _MAX_LIST, self._timeout(timeout_s))
+            found = self._native.list_objects(key_bytes(prefix), last, _MAX_LIST, self._timeout(timeout_s))
             yield from found
             if len(found) < _MAX_LIST:
                 return
-            after = found[-1].key
+            last = found[-1].key
 
     # Forgetting, and the rest
 
