@@ -2,7 +2,7 @@
 
     python3 -m tools.envs dev          # prints the interpreter of the environment, made if necessary
     python3 -m tools.envs vllm --bare  # without KVFerry in it
-    python3 -m tools.envs sglang       # SGLang on a CPU with KVFerry
+    python3 -m tools.envs sglang       # SGLang on a CPU with KVFerry; so are lmcache and lmdeploy
     python3 -m tools.envs bench-peers  # other transfer libraries, which benchmarks/transfer.py measures
 
 Pinned sets live in tools/requirements. KVFerry itself is built once per content of its sources and layered on
@@ -161,11 +161,30 @@ def _build_sglang(env: Path) -> None:
 _WITH_TORCH = {"vllm": _build_vllm, "sglang": _build_sglang, "bench-peers": _build_bench_peers}
 
 
+# Environments that are others with a few packages more, or in other versions.
+_ON_TOP_OF = {"lmcache": "vllm", "lmdeploy": "vllm", "peers": "vllm"}
+
+
+def _ensure_layered(name: str) -> Path:
+    base = ensure_env(_ON_TOP_OF[name])
+    pins = REQUIREMENTS / f"{name}.txt"
+
+    def build(env: Path) -> None:
+        label = f"environment '{name}': installing pinned packages"
+        _new_layer(base, env, _log(name), label)
+        _pip(env, _log(name), label, "--no-deps", "-r", pins)
+
+    return cache.ensure(f"env-{name}", cache.digest(base.name, pins), build, in_place=True)
+
+
 def ensure_env(name: str) -> Path:
-    """The cached environment `build`, `dev`, `vllm`, `sglang` or `bench-peers`, without KVFerry.
+    """The cached environment `build`, `dev`, `vllm`, `sglang`, `lmcache`, `lmdeploy`, `peers` (other people's
+    proxies) or `bench-peers`, without KVFerry.
 
     Raises ToolError with what to do.
     """
+    if name in _ON_TOP_OF:
+        return _ensure_layered(name)
     build = _WITH_TORCH.get(name) or _pinned(name)
     key = cache.digest(_RECIPE, _tag(), REQUIREMENTS / f"{name}.txt", TORCH if name in _WITH_TORCH else "")
     return cache.ensure(f"env-{name}", key, build, in_place=True)
@@ -229,24 +248,13 @@ def ensure_overlay(name: str) -> Path:
     return cache.ensure(f"env-{name}-kvferry", key, build, in_place=True)
 
 
-def ensure_peers() -> Path:
-    """An environment with other people's proxies, layered on the vLLM one."""
-    base = ensure_env("vllm")
-    pins = REQUIREMENTS / "peers.txt"
-
-    def build(env: Path) -> None:
-        label = "environment 'peers': installing proxies that drive the connector in tests"
-        _new_layer(base, env, _log("peers"), label)
-        _pip(env, _log("peers"), label, "--no-deps", "-r", pins)
-
-    return cache.ensure("env-peers", cache.digest(base.name, pins), build, in_place=True)
-
-
 def main() -> int:
     parser = argparse.ArgumentParser(
         description="Make an environment and print its interpreter on the last line."
     )
-    parser.add_argument("name", choices=("build", "dev", "vllm", "sglang", "bench-peers"))
+    parser.add_argument(
+        "name", choices=("build", "dev", "vllm", "sglang", "lmcache", "lmdeploy", "bench-peers")
+    )
     parser.add_argument("--bare", action="store_true", help="without KVFerry installed")
     options = parser.parse_args()
     try:

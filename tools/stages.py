@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from tools.envs import ROOT, ensure_env, ensure_overlay, ensure_peers, ensure_wheel, python_of
+from tools.envs import ROOT, ensure_env, ensure_overlay, ensure_wheel, python_of
 from tools.models import ensure_model
 
 NATIVE = ROOT / "native"
@@ -115,7 +115,7 @@ def _packaging(context: Context) -> list[Command]:
 
 def _engines(context: Context) -> list[Command]:
     env = {"KVFERRY_VLLM_PYTHON": str(python_of(ensure_overlay("vllm")))}
-    env["KVFERRY_PEERS_PYTHON"] = str(python_of(ensure_peers()))
+    env["KVFERRY_PEERS_PYTHON"] = str(python_of(ensure_env("peers")))
     for name in ("tiny", "sliding", "smollm2", "audio"):
         env[f"KVFERRY_MODEL_{name.upper()}"] = str(ensure_model(name))
     arguments = ["tests/engines", "--durations=15"]
@@ -126,6 +126,13 @@ def _sglang(context: Context) -> list[Command]:
     env = {"KVFERRY_SGLANG_PYTHON": str(python_of(ensure_overlay("sglang")))}
     folders = sorted(str(folder.relative_to(ROOT)) for folder in ROOT.glob("tests/engines/sglang*"))
     return [_pytest(context, "pytest SGLang", *folders, "--durations=15", env=env, timeout_s=1200.0)]
+
+
+def _lmcache(context: Context) -> list[Command]:
+    env = {"KVFERRY_LMCACHE_PYTHON": str(python_of(ensure_overlay("lmcache")))}
+    return [
+        _pytest(context, "pytest tests/engines/lmcache", "tests/engines/lmcache", env=env, timeout_s=900.0)
+    ]
 
 
 def _setup(_context: Context) -> list[Command]:
@@ -143,6 +150,7 @@ ALL: tuple[Stage, ...] = (
     Stage("fuzz", "fuzzing of the wire decoders", _fuzz),
     Stage("engines", "real inference engines", _engines),
     Stage("sglang", "real SGLang on a CPU", _sglang),
+    Stage("lmcache", "KVFerry behind the real LMCache", _lmcache),
 )
 
 

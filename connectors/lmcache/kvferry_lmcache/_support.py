@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from kvferry.config import Config, apply_log_options, explain_changes, load_config
-from kvferry.errors import ConfigError
+from kvferry.errors import ConfigError, UnsupportedError
 from kvferry.versions import in_range
 
 logger = logging.getLogger(__name__)
@@ -23,20 +23,20 @@ _LMCACHE_OWN = ("module_path", "class_name")  # settings of a plugin that LMCach
 
 
 def check_version(version: str) -> None:
-    """Raise ConfigError if this LMCache is outside the supported range."""
+    """Raise UnsupportedError if this LMCache is outside the supported range."""
     if not in_range(version, SUPPORTED):
-        raise ConfigError(
+        raise UnsupportedError(
             f"KVFerry's plugins for LMCache support LMCache {SUPPORTED}, this is {version}: install an "
             "LMCache of that range, or a KVFerry that supports yours"
         )
 
 
 def check_installed() -> None:
-    """Raise ConfigError if LMCache is missing or outside the supported range."""
+    """Raise UnsupportedError if LMCache is missing or outside the supported range."""
     try:
         version = importlib.metadata.version("lmcache")
     except importlib.metadata.PackageNotFoundError:
-        raise ConfigError(
+        raise UnsupportedError(
             f"LMCache is not installed where its plugin was asked for: pip install 'lmcache{SUPPORTED}'"
         ) from None
     check_version(version)

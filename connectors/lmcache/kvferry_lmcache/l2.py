@@ -20,6 +20,7 @@ from lmcache.v1.platform import create_event_notifier
 from kvferry.config import Config
 from kvferry.index import KeyIdentity, KeySpace
 from kvferry.pool import open_link
+from kvferry.transfer import Span
 from kvferry_lmcache import _support
 from kvferry_lmcache.objects import Objects
 
@@ -30,21 +31,9 @@ _HEAD = struct.Struct("<8s16sQ")
 """What stands in front of an object's bytes: who wrote it, a digest of its shapes and types, its size."""
 _MAGIC = b"KVFL2/1\0"
 _ADVICE = (
-    "not of the layout that was asked for and is passed over: servers whose models differ in "
-    "more than their names (dtype, chunk size) need different words in pool.namespace"
+    "an object in the store has another layout than was asked for and is passed over: servers whose "
+    "models differ in more than their names (dtype, chunk size) need different words in pool.namespace"
 )
-
-
-class _Arena:
-    """L1's memory, in the form that the store registers."""
-
-    def __init__(self, memory: L1MemoryDesc) -> None:
-        self._address = memory.ptr
-        self.nbytes = memory.stable_registration_size or memory.size
-
-    def data_ptr(self) -> int:
-        """Return its address."""
-        return self._address
 
 
 class L2Adapter(L2AdapterInterface):
@@ -58,8 +47,8 @@ class L2Adapter(L2AdapterInterface):
         """
         super().__init__()  # no capacity: the store evicts by itself
         config = _support.adapter_config(adapter_params)
-        buffers = [] if l1_memory_desc is None else [_Arena(l1_memory_desc)]
-        self._objects = Objects(open_link(config, buffers=buffers), _prefix_of(config), config.pool)
+        link = open_link(config, buffers=_memory_of(l1_memory_desc))
+        self._objects = Objects(link, _prefix_of(config), config.pool)
         self._lookups = ThreadPoolExecutor(_LOOKUPS, "kvferry-lookup")
         self._loads = ThreadPoolExecutor(config.pool.max_concurrent_loads, "kvferry-load")
         self._saves = ThreadPoolExecutor(config.pool.max_concurrent_saves, "kvferry-save")
@@ -224,14 +213,15 @@ class L2Adapter(L2AdapterInterface):
         self._loaded.notify()
 
     def _got(self, keys: Sequence[ObjectKey], objects: Sequence[MemoryObj]) -> list[bool]:
-        targets = [[bytearray(_HEAD.size), _bytes_of(each)] for each in objects]
+        heads = [bytearray(_HEAD.size) for _ in objects]
+        targets = [[head, _bytes_of(each)] for head, each in zip(heads, objects, strict=True)]
         sizes = self._objects.get(_names(keys), targets)
         return [
-            size is not None and self._fits(target[0], each, size)
-            for target, each, size in zip(targets, objects, sizes, strict=True)
+            size is not None and self._fits(head, each, size)
+            for head, each, size in zip(heads, objects, sizes, strict=True)
         ]
 
-    def _fits(self, head: bytearray | memoryview, memory: MemoryObj, size: int) -> bool:
+    def _fits(self, head: bytearray, memory: MemoryObj, size: int) -> bool:
         """Say whether an object that was read is of the layout of the memory that it was read into."""
         magic, layout, length = _HEAD.unpack(head)
         if magic == _MAGIC and layout == _layout_of(memory) and length == size - _HEAD.size:
@@ -246,6 +236,11 @@ class L2Adapter(L2AdapterInterface):
                 bitmap.set(index)
         with self._lock:
             self._bitmaps[task] = bitmap
+
+
+def _memory_of(l1: L1MemoryDesc | None) -> list[Span]:
+    """Return what of L1's memory stays where it is, to be registered."""
+    return [] if l1 is None else [Span(l1.ptr, l1.stable_registration_size or l1.size)]
 
 
 def _prefix_of(config: Config) -> str:

@@ -141,7 +141,7 @@ class Objects:
         sorted, `limit` at most."""
 
         def ask(store: Any) -> list[tuple[str, int]]:
-            found = []
+            found: list[tuple[str, int]] = []
             last = self._prefix + after.encode() if after else b""
             for info in store.scan(self._prefix + begin.encode(), after=last):
                 if limit is not None and len(found) == limit:
@@ -152,10 +152,10 @@ class Objects:
 
         return self._tried("list", ask, [])
 
-    def note_unusable(self, cause: str, advice: str) -> None:
-        """Count and log an object that was read and is not what was asked for."""
+    def note_unusable(self, cause: str, text: str) -> None:
+        """Count and log an object that is there and cannot be used."""
         self._count(f"failed|load|{cause}", 1)
-        logger.log(self._warnings.level(("unusable", cause)), "an object in the store is %s", advice)
+        logger.log(self._warnings.level(("unusable", cause)), "%s", text)
 
     def close(self) -> None:
         """Let go of the store; fails what is under way. Idempotent."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 import struct
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, NamedTuple, TypeVar
 
@@ -25,12 +25,14 @@ from kvferry_lmcache import _support
 from kvferry_lmcache.objects import Objects
 
 T = TypeVar("T")
+Chunks = list[MemoryObj | None]
+Keys = list[CacheEngineKey]
 
 _MAX_SHAPES = 64  # sizes of chunks whose shapes are remembered
 _LOOKUPS = 2  # lookups at a time
 _ADVICE = (
-    "not a chunk of this engine's KV and is passed over: engines whose chunks differ need different "
-    "words in pool.namespace"
+    "an object in the store is not a chunk of this engine's KV and is passed over: engines whose chunks "
+    "differ need different words in pool.namespace"
 )
 
 
@@ -96,13 +98,11 @@ class Connector(RemoteConnector):
         """Yes."""
         return True
 
-    def batched_contains(self, keys: list[CacheEngineKey]) -> int:
+    def batched_contains(self, keys: Keys) -> int:
         """Return how many of the chunks, from the first on, are there."""
         return self._objects.leading(_names(keys))
 
-    async def batched_async_contains(
-        self, lookup_id: str, keys: list[CacheEngineKey], pin: bool = False
-    ) -> int:
+    async def batched_async_contains(self, lookup_id: str, keys: Keys, pin: bool = False) -> int:
         """As `batched_contains`. Nothing is pinned: a chunk that is gone by then is computed."""
         return await self._on(self._lookups, self.batched_contains, keys)
 
@@ -132,7 +132,7 @@ class Connector(RemoteConnector):
         """Yes."""
         return True
 
-    async def batched_get(self, keys: Sequence[CacheEngineKey]) -> list[MemoryObj | None]:
+    async def batched_get(self, keys: Sequence[CacheEngineKey]) -> Chunks:
         """Return the chunks in memory of LMCache's, None for each that is not there."""
         future = self._loads.submit(self._read, _names(keys))
         try:
@@ -141,12 +141,12 @@ class Connector(RemoteConnector):
             future.add_done_callback(_release_loaded)  # a call under way cannot be stopped
             raise
 
-    async def batched_get_non_blocking(self, lookup_id: str, keys: list[CacheEngineKey]) -> list[MemoryObj]:
+    async def batched_get_non_blocking(self, lookup_id: str, keys: Keys) -> Chunks:
         """Return the chunks from the first one up to the first that is not there."""
         found = await self.batched_get(keys)
         end = next((index for index, chunk in enumerate(found) if chunk is None), len(found))
         _release(found[end:])
-        return [chunk for chunk in found[:end] if chunk is not None]
+        return found[:end]
 
     # Writing
 
@@ -195,70 +195,74 @@ class Connector(RemoteConnector):
         if not self.save_chunk_meta:
             return b""
         length = _bytes_of(chunk).nbytes
-        shapes, dtypes = chunk.get_shapes(), chunk.get_dtypes()
-        return RemoteMetadata(length, shapes, dtypes, chunk.get_memory_format()).serialize()
+        return bytes(RemoteMetadata(length, *_shape_of(chunk)).serialize())
 
-    def _read(self, names: Sequence[str]) -> list[MemoryObj | None]:
+    def _read(self, names: Sequence[str]) -> Chunks:
         """Read what is there: first the sizes, so that no memory is taken for what is not."""
-        answer: list[MemoryObj | None] = [None] * len(names)
-        chunks: dict[int, MemoryObj] = {}
+        answer: Chunks = [None] * len(names)
+        targets: dict[int, MemoryObj | bytearray] = {}
         for index, size in enumerate(self._objects.sizes(names)):
-            if size is not None and (chunk := self._allocated(self._shape_of(size))) is not None:
-                chunks[index] = chunk
-        heads = np.zeros((len(chunks), self._head_bytes), np.uint8)
-        targets = [[head, _bytes_of(chunk)] for head, chunk in zip(heads, chunks.values(), strict=True)]
+            if size is not None and (target := self._target(size - self._head_bytes)) is not None:
+                targets[index] = target
+        heads = np.zeros((len(targets), self._head_bytes), np.uint8)
+        runs = [[head, _bytes_of(target)] for head, target in zip(heads, targets.values(), strict=True)]
         try:
-            sizes = self._objects.get([names[index] for index in chunks], targets) if chunks else []
+            sizes = self._objects.get([names[index] for index in targets], runs) if targets else []
         except BaseException:
-            _release(list(chunks.values()))
+            _release(targets.values())
             raise
-        for head, (index, chunk), size in zip(heads, chunks.items(), sizes, strict=True):
+        for head, (index, target), size in zip(heads, targets.items(), sizes, strict=True):
             if size is None:
-                _release([chunk])
+                _release([target])
             else:
-                answer[index] = self._checked(chunk, head.tobytes(), size - self._head_bytes)
+                answer[index] = self._checked(target, head.tobytes(), size - self._head_bytes)
         return answer
 
-    def _shape_of(self, size: int) -> _Shape:
-        """Return what to allocate for an object of this size; the whole chunk if it is not known yet."""
-        return self._shapes.get(size - self._head_bytes, self._whole)
+    def _target(self, length: int) -> MemoryObj | bytearray | None:
+        """Return what to read an object into: memory of LMCache's, if it is known how that has to be."""
+        shape = self._shapes.get(length)
+        if shape is None and self.save_chunk_meta:
+            return bytearray(max(length, 0))
+        return self._allocated(shape or self._whole)
 
     def _allocated(self, shape: _Shape) -> MemoryObj | None:
-        return self._memory.allocate(shape.shapes, shape.dtypes, shape.format)
+        # LMCache would wait for memory without end otherwise, and a chunk that is missed is only computed.
+        chunk = self._memory.allocate(shape.shapes, shape.dtypes, shape.format, busy_loop=False)
+        if chunk is None:
+            self._objects.note_unusable("no_memory", "LMCache has no memory left for chunks of the store")
+        return chunk
 
-    def _checked(self, chunk: MemoryObj, head: bytes, length: int) -> MemoryObj | None:
+    def _checked(self, target: MemoryObj | bytearray, head: bytes, length: int) -> MemoryObj | None:
         """Return the chunk in the shape that it was stored in; None, and it is released, if it is none."""
         if not self.save_chunk_meta:
-            return self._cut(chunk, length)
+            return self._cut(target, length)
         shape = _described(head, length)
         if shape is None:
-            return self._refused(chunk)
-        if (shape.shapes, shape.dtypes, shape.format) == (
-            chunk.get_shapes(), chunk.get_dtypes(), chunk.get_memory_format()
-        ):  # fmt: skip
-            return chunk
-        return self._moved(chunk, shape, length)
+            self._refuse(target)
+            return None
+        if not isinstance(target, bytearray) and shape == _shape_of(target):
+            return target
+        return self._moved(target, shape, length)
 
     def _cut(self, chunk: MemoryObj, length: int) -> MemoryObj | None:
         try:
             return self.reshape_partial_chunk(chunk, length)
         except ValueError:  # no whole number of tokens
-            return self._refused(chunk)
+            self._refuse(chunk)
+            return None
 
-    def _moved(self, chunk: MemoryObj, shape: _Shape, length: int) -> MemoryObj | None:
-        """Return a chunk of another shape than was allocated for, which is met once for each size."""
+    def _moved(self, source: MemoryObj | bytearray, shape: _Shape, length: int) -> MemoryObj | None:
+        """Return a chunk of a shape that was not known; the next one of its size is read in place."""
         if len(self._shapes) < _MAX_SHAPES:
             self._shapes[length] = shape
-        moved = self._allocated(shape)
-        if moved is not None and _bytes_of(moved).nbytes >= length:
-            _bytes_of(moved)[:length] = _bytes_of(chunk)[:length]
-            _release([chunk])
-            return moved
-        _release([moved])
-        return self._refused(chunk) if moved is not None else _release([chunk])
+        chunk = self._allocated(shape)
+        if chunk is not None:
+            _bytes_of(chunk)[:length] = _bytes_of(source)[:length]
+        _release([source])
+        return chunk
 
-    def _refused(self, chunk: MemoryObj) -> None:
-        _release([chunk])
+    def _refuse(self, target: MemoryObj | bytearray) -> None:
+        _release([target])
         self._objects.note_unusable("mismatch", _ADVICE)
 
 
@@ -289,17 +293,21 @@ def _names(keys: Sequence[CacheEngineKey]) -> list[str]:
     return [key.to_string() for key in keys]
 
 
-def _bytes_of(chunk: MemoryObj) -> memoryview:
-    return memoryview(chunk.byte_array).cast("B")
+def _bytes_of(chunk: MemoryObj | bytearray) -> memoryview:
+    return memoryview(chunk if isinstance(chunk, bytearray) else chunk.byte_array).cast("B")
 
 
-def _release(chunks: Sequence[MemoryObj | None]) -> None:
+def _shape_of(chunk: MemoryObj) -> _Shape:
+    return _Shape(chunk.get_shapes(), chunk.get_dtypes(), chunk.get_memory_format())
+
+
+def _release(chunks: Iterable[MemoryObj | bytearray | None]) -> None:
     for chunk in chunks:
-        if chunk is not None:
+        if chunk is not None and not isinstance(chunk, bytearray):
             chunk.ref_count_down()
 
 
-def _release_loaded(future: Future[list[MemoryObj | None]]) -> None:
+def _release_loaded(future: Future[Chunks]) -> None:
     if not future.cancelled() and future.exception() is None:
         _release(future.result())
 

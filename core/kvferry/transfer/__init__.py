@@ -21,7 +21,7 @@ from kvferry.config import TransferOptions
 from kvferry.transfer._buffers import Memory, memory_of
 from kvferry.transfer._options import native_options
 from kvferry.transfer._topology import topology
-from kvferry.transfer.addressed import AddressedEngine
+from kvferry.transfer.addressed import AddressedEngine, Span
 from kvferry.transfer.convenience import Remote, TransferEngine
 from kvferry.transfer.engine import Access, Engine
 from kvferry.transfer.handle import Transfer
@@ -45,6 +45,7 @@ __all__ = [
     "RegionInfo",
     "Remote",
     "SessionEngine",
+    "Span",
     "Topology",
     "Transfer",
     "TransferEngine",
