@@ -40,7 +40,8 @@ ALLOWED: dict[str, set[str]] = {
 }
 # Modules that none of our packages imports, not even inside a function, except where named.
 ENGINES = {"torch", "vllm", "sglang", "lmdeploy", "lmcache"}
-FORBIDDEN_IN_CORE = ENGINES | {"kvferry_vllm", "kvferry_sglang", "kvferry_lmcache", "requests", "etcd3", "pyverbs"}
+CONNECTORS_OWN = {"kvferry_vllm", "kvferry_sglang", "kvferry_lmcache"}
+FORBIDDEN_IN_CORE = ENGINES | CONNECTORS_OWN | {"requests", "etcd3", "pyverbs"}
 # A connector translates: sockets, processes, memory and HTTP belong below it.
 FORBIDDEN_IN_CONNECTORS = {
     "socket",
