@@ -18,8 +18,8 @@ from kvferry.config import Config
 from kvferry.errors import ConflictError, DataCorruptError, KVFerryError, NotFoundError
 from kvferry.handoff import WarningThrottle
 from kvferry.pool.link import StoreLink
-from kvferry.pool.service import REMOVE_TIMEOUT_S, bring_node
-from kvferry.store import PutResult, Runs, Store, open_embedded, open_store
+from kvferry.pool.service import REMOVE_TIMEOUT_S, bring_node, registered
+from kvferry.store import PutResult, Runs, open_embedded, open_store
 
 logger = logging.getLogger(__name__)
 
@@ -59,7 +59,7 @@ class PagePool:
             self._buffers.append(buffer)
         store = self._link.current()
         if store is not None:
-            _register(store, buffer)
+            registered(store, [buffer])
 
     def attach(self) -> None:
         """Open the way to the store now rather than when it is needed. Blocks for some seconds at most."""
@@ -170,13 +170,11 @@ class PagePool:
         with self._lock:
             self._buffers.clear()
 
-    def _open(self) -> Store:
-        store: Store = self._embedded if self._embedded is not None else open_store(self._config)
+    def _open(self) -> Any:
+        store = self._embedded if self._embedded is not None else open_store(self._config)
         with self._lock:
             buffers = list(self._buffers)
-        for buffer in buffers:
-            _register(store, buffer)
-        return store
+        return registered(store, buffers)
 
     def _asked(self, question: Callable[[Any, float], Any], default: Any) -> Any:
         try:
@@ -199,13 +197,6 @@ class PagePool:
     def _count(self, counts: Mapping[str, int]) -> None:
         with self._lock:
             self._counts.update(counts)
-
-
-def _register(store: Any, buffer: Any) -> None:
-    try:
-        store.register(buffer)
-    except KVFerryError as error:
-        logger.info("pages from other hosts take a copy more: %s", error)
 
 
 def _sizes(runs: Runs) -> list[int]:

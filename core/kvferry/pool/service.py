@@ -111,7 +111,7 @@ class PoolBack:
         self._link.close()
 
     def _open(self) -> Any:
-        return _registered(open_store(self._config, node=self._node or None), self._buffers)
+        return registered(open_store(self._config, node=self._node or None), self._buffers)
 
 
 def open_link(config: Config, *, buffers: Sequence[Any] = ()) -> StoreLink:
@@ -122,7 +122,7 @@ def open_link(config: Config, *, buffers: Sequence[Any] = ()) -> StoreLink:
     """
     embedded = bring_node(config)
     link = StoreLink(
-        lambda: _registered(open_store(config) if embedded is None else embedded, buffers),
+        lambda: registered(open_store(config) if embedded is None else embedded, buffers),
         consequence="the cache cannot be used",
     )
     if embedded is not None:
@@ -130,8 +130,9 @@ def open_link(config: Config, *, buffers: Sequence[Any] = ()) -> StoreLink:
     return link
 
 
-def _registered(store: Any, buffers: Sequence[Any]) -> Any:
-    """Register memory with a store for other hosts' sake; without it their bytes take a copy more."""
+def registered(store: Any, buffers: Sequence[Any]) -> Any:
+    """Register memory with a store, for other hosts' sake; without it their bytes take a copy more. Return
+    the store."""
     for buffer in buffers:
         try:
             store.register(buffer)
