@@ -2,7 +2,8 @@
 prefill/decode disaggregation run with `--device cpu`, on SGLang's unchanged package.
 
 Host memory is not pinned, which needs a driver; the copies between pools, which SGLang imports for
-accelerators only, are the ones of `sgl_kernel.kvcacheio` here; senders take indices without a CUDA event.
+accelerators only, are those of `sgl_kernel.kvcacheio` here; pages are hashed in Python, without a compiler;
+senders take indices without a CUDA event.
 """
 
 from __future__ import annotations
@@ -26,6 +27,10 @@ def activate() -> None:
     for name in ("mha", "mla", "mamba", "dsa", "unified"):
         module = importlib.import_module(f"sglang.srt.mem_cache.pool_host.{name}")
         vars(module).update({each: copy for each, copy in copies.items() if each not in vars(module)})
+    import kvferry_sglang_hash
+    from sglang.srt.mem_cache.cpp_utils import native_hash
+
+    native_hash._load_native_hash_module = lambda: kvferry_sglang_hash
     from sglang.srt.disaggregation.mooncake.conn import MooncakeKVSender
 
     MooncakeKVSender.supports_host_tensor_indices = False
