@@ -6,15 +6,30 @@ import logging
 from collections.abc import Callable
 from typing import Any
 
-from kvferry.errors import KVFerryError, NotFoundError, UnavailableError
+from kvferry.errors import (
+    ConflictError,
+    InvalidArgumentError,
+    KVFerryError,
+    NotFoundError,
+    OutOfRangeError,
+    ResourceExhaustedError,
+    UnavailableError,
+)
 
 logger = logging.getLogger("kvferry.mooncake")
 
+# of the transfer engine
 OK = 0
 INVALID_ARGUMENT = -1
 ADDRESS_NOT_REGISTERED = -3
 ADDRESS_OVERLAPPED = -7
 SOCKET = -102
+# of the store
+NO_AVAILABLE_HANDLE = -200
+INVALID_PARAMS = -600
+OBJECT_NOT_FOUND = -704
+OBJECT_ALREADY_EXISTS = -705
+TRANSFER_FAIL = -800
 
 
 def engine_code(call: Callable[[], Any], what: str) -> int:
@@ -32,3 +47,23 @@ def code_of(error: KVFerryError) -> int:
     if isinstance(error, NotFoundError):
         return ADDRESS_NOT_REGISTERED
     return SOCKET if isinstance(error, UnavailableError) else INVALID_ARGUMENT
+
+
+_STORE_CODES: tuple[tuple[type[KVFerryError], int], ...] = (
+    (ConflictError, OK),  # Mooncake keeps what is there, and calls that success
+    (NotFoundError, OBJECT_NOT_FOUND),
+    (OutOfRangeError, INVALID_PARAMS),
+    (InvalidArgumentError, INVALID_PARAMS),
+    (ResourceExhaustedError, NO_AVAILABLE_HANDLE),
+)
+
+
+def store_code(error: KVFerryError | None) -> int:
+    """Return what Mooncake's store answers in such a case; errors that are no answer are logged."""
+    if error is None:
+        return OK
+    for kind, code in _STORE_CODES:
+        if isinstance(error, kind):
+            return code
+    logger.error("%s", error)
+    return TRANSFER_FAIL

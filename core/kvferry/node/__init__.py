@@ -1,6 +1,6 @@
 """A node of the pool as a process: the native node, its membership of the cluster, its HTTP interface.
 
-Loaded by `kvferry node`, not by engines.
+Loaded by `kvferry node`, and by engines only where they bring a member of a cluster along.
 """
 
 from __future__ import annotations

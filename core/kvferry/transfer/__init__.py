@@ -18,7 +18,7 @@ from kvferry._native import (
     TransportStats,
 )
 from kvferry.config import TransferOptions
-from kvferry.transfer._buffers import Memory, memory_of
+from kvferry.transfer._buffers import Memory, memory_of, view_of
 from kvferry.transfer._options import native_options
 from kvferry.transfer._topology import topology
 from kvferry.transfer.addressed import AddressedEngine, Span
@@ -28,7 +28,7 @@ from kvferry.transfer.handle import Transfer
 from kvferry.transfer.metrics import TransferMetrics
 from kvferry.transfer.peer import Peer
 from kvferry.transfer.region import Region
-from kvferry.transfer.sessions import SessionEngine, resolve_host
+from kvferry.transfer.sessions import SessionEngine, resolve_host, resolve_session
 
 __all__ = [
     "Access",
@@ -56,5 +56,7 @@ __all__ = [
     "memory_of",
     "native_options",
     "resolve_host",
+    "resolve_session",
     "topology",
+    "view_of",
 ]

@@ -1,0 +1,505 @@
+"""`mooncake.store` on KVFerry: objects by key, from and to addresses, integers for results."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from kvferry.errors import KVFerryError, UnsupportedError
+from kvferry.store import Runs, Store
+from kvferry.transfer import Span
+from kvferry_mooncake.codes import INVALID_PARAMS, OBJECT_NOT_FOUND, OK, TRANSFER_FAIL, logger, store_code
+from kvferry_mooncake.store.memory import BufferHandle, MooncakeHostMemAllocator
+from kvferry_mooncake.store.placing import Placed, Placing, place
+from kvferry_mooncake.store.replication import ReplicateConfig, replicas_of
+from kvferry_mooncake.store.sessions import GetSessions, PutSessions, Ranges
+
+Config = ReplicateConfig | None
+Many = Sequence[int]
+ManyMany = Sequence[Sequence[int]]
+
+_SETUP_FAILED = -1
+_NOT_THERE, _UNREACHABLE = 1, 2  # of health_check
+_REMOVED_AT_ONCE = 1000
+_REQUIRED = ("local_hostname", "metadata_server")
+_DEFAULT_SIZE = 16 << 20
+
+
+class MooncakeDistributedStore:
+    """Objects in KVFerry's pool, with the calls and return codes of Mooncake's store.
+
+    0, or a number of bytes, is success; less than 0 an error. Objects are read and written where they lie,
+    without a copy in between; a batch is one call of the store. All methods are thread-safe and let other
+    threads run while they wait. Before `setup` and after `close` every call fails.
+    """
+
+    def __init__(self) -> None:
+        self._placed: Placed | None = None
+        self._gets: GetSessions | None = None
+        self._puts: PutSessions | None = None
+        self._hostname = ""
+        self._buffers: dict[int, Span] = {}
+        self._pool: MooncakeHostMemAllocator | None = None
+
+    # Set-up
+
+    def setup(self, *args: Any, **kwargs: Any) -> int:
+        """Open the store: `setup(local_hostname, metadata_server, global_segment_size, ...)`, or one
+        dictionary of these. 0, -600 (wrong or missing settings), -1 (the reason is logged).
+
+        `master_server_addr` says where objects are, see docs/mooncake.md; `global_segment_size` is the memory
+        of a node that comes with the store, if one does. Protocol, devices, engine and local buffer choose
+        nothing.
+        """
+        given = args[0] if len(args) == 1 and isinstance(args[0], Mapping) else kwargs.get("config")
+        if not isinstance(given, Mapping):
+            return self._open(**inspect.signature(_as_settings).bind(*args, **kwargs).arguments)
+        if any(not given.get(name) for name in _REQUIRED):
+            logger.error("setup needs %s", " and ".join(_REQUIRED))
+            return INVALID_PARAMS
+        known = inspect.signature(_as_settings).parameters
+        return self._open(**{name: value for name, value in given.items() if name in known})
+
+    def setup_dummy(self, mem_pool_size: int, local_buffer_size: int, server_address: str) -> int:
+        """Open the store of the node at `server_address`, bringing no memory along; 0 or -1."""
+        self._pool = MooncakeHostMemAllocator()
+        return self._open(local_hostname="", global_segment_size=0, master_server_addr=server_address)
+
+    def _open(
+        self,
+        *,
+        local_hostname: str = "",
+        global_segment_size: Any = _DEFAULT_SIZE,
+        master_server_addr: str = "",
+        enable_ssd_offload: Any = False,
+        ssd_offload_path: str | None = "",
+        tenant_id: str | None = "",
+        **_unused: Any,
+    ) -> int:
+        offload = str(enable_ssd_offload).lower() in ("true", "1")
+        try:
+            wanted = Placing(
+                master=master_server_addr,
+                segment_bytes=int(global_segment_size),
+                tenant=tenant_id or "",
+                ssd_directory=(ssd_offload_path or "") if offload else "",
+            )
+        except ValueError:
+            logger.error("global_segment_size %r is no number of bytes", global_segment_size)
+            return INVALID_PARAMS
+        try:
+            placed = place(wanted)
+        except (KVFerryError, OSError) as error:
+            logger.error("no store for master_server_addr %r: %s", master_server_addr, error)
+            return _SETUP_FAILED
+        self.close()
+        self._placed = placed
+        self._gets, self._puts = GetSessions(placed.store), PutSessions(placed.store)
+        self._hostname = local_hostname
+        return OK
+
+    def close(self) -> int:
+        """Let go of the store, and end the node that came with it; 0, again and again."""
+        placed, self._placed = self._placed, None
+        self._buffers.clear()
+        for sessions in (self._gets, self._puts):
+            if sessions is not None:
+                sessions.clear()
+        self._gets = self._puts = None
+        if placed is not None:
+            placed.close()
+        return OK
+
+    def health_check(self) -> int:
+        """0: well, 1: not set up or closed, 2: the node is not reached."""
+        if self._placed is None:
+            return _NOT_THERE
+        return OK if self._placed.store.error is None else _UNREACHABLE
+
+    def get_hostname(self) -> str:
+        """Return what `setup` was told, with a port."""
+        port = self._placed.port if self._placed is not None else 0
+        return self._hostname if ":" in self._hostname else f"{self._hostname}:{port}"
+
+    @property
+    def _store(self) -> Store | None:
+        return None if self._placed is None else self._placed.store
+
+    # Memory
+
+    def register_buffer(self, buffer_ptr: int, size: int) -> int:
+        """Register memory, so that bytes move between it and other hosts without a copy; 0 or -600."""
+        if self._placed is None or buffer_ptr <= 0 or size <= 0 or buffer_ptr in self._buffers:
+            return INVALID_PARAMS
+        span = Span(buffer_ptr, size)
+        code = _code(lambda: self._placed.store.register(span) if self._placed else None)
+        if code == OK:
+            self._buffers[buffer_ptr] = span
+        return code
+
+    def unregister_buffer(self, buffer_ptr: int) -> int:
+        """End a registration; 0, or -600 if there is none."""
+        span = self._buffers.pop(buffer_ptr, None)
+        if self._placed is None or span is None:
+            return INVALID_PARAMS
+        store = self._placed.store
+        return _code(lambda: store.unregister(span))
+
+    def alloc_from_mem_pool(self, size: int) -> int:
+        """Return the address of memory after `setup_dummy`; 0 otherwise."""
+        return 0 if self._pool is None else self._pool.alloc(size)
+
+    # Writing
+
+    def put(self, key: str, value: Any, config: Config = None) -> int:
+        """Store bytes (not none: -600). 0 also if the key is there; it keeps its bytes."""
+        return self.put_parts(key, value, config=config) if memoryview(value).nbytes else INVALID_PARAMS
+
+    def put_parts(self, key: str, *args: Any, config: Config = None) -> int:
+        """Store several buffers as one object."""
+        store = self._store
+        if store is None:
+            return INVALID_PARAMS
+        return _code(lambda: store.put(key, list(args), replicas=replicas_of(config)))
+
+    def put_batch(self, keys: Sequence[str], values: Sequence[Any], config: Config = None) -> int:
+        """Store many; 0, or the code of the first that failed."""
+        store = self._store
+        if store is None or len(keys) != len(values):
+            return INVALID_PARAMS
+        try:
+            results = store.put_many(list(keys), list(values), replicas=replicas_of(config))
+        except KVFerryError as error:
+            return store_code(error)
+        codes = (store_code(result.error) for result in results)
+        return next((code for code in codes if code != OK), OK)
+
+    def put_from(self, key: str, buffer_ptr: int, size: int, config: Config = None) -> int:
+        """Store what lies at an address."""
+        return self.batch_put_from([key], [buffer_ptr], [size], config)[0]
+
+    def batch_put_from(
+        self, keys: Sequence[str], buffer_ptrs: Many, sizes: Many, config: Config = None
+    ) -> list[int]:
+        """Store many, each from one address; a code for each."""
+        if not len(keys) == len(buffer_ptrs) == len(sizes):
+            return [INVALID_PARAMS] * len(keys)
+        return self._put_runs(keys, _flat(buffer_ptrs, sizes), config)
+
+    def batch_put_from_multi_buffers(
+        self,
+        keys: Sequence[str],
+        all_buffer_ptrs: ManyMany,
+        all_sizes: ManyMany,
+        config: Config = None,
+    ) -> list[int]:
+        """Store many, each from several addresses; a code for each."""
+        runs = _nested(keys, all_buffer_ptrs, all_sizes)
+        return [INVALID_PARAMS] * len(keys) if runs is None else self._put_runs(keys, runs, config)
+
+    def _put_runs(self, keys: Sequence[str], runs: Runs, config: Config) -> list[int]:
+        store = self._store
+        if store is None:
+            return [INVALID_PARAMS] * len(keys)
+        if not keys:
+            return []
+        try:
+            results = store.put_runs(list(keys), runs, replicas=replicas_of(config))
+        except KVFerryError as error:
+            return [store_code(error)] * len(keys)
+        return [OK if result.error is None else store_code(result.error) for result in results]
+
+    def upsert(self, key: str, value: Any, config: Config = None) -> int:
+        """Store bytes in place of what is there; readers in between may find nothing."""
+        self._forget([key])
+        return self.put(key, value, config)
+
+    def upsert_parts(self, key: str, *args: Any, config: Config = None) -> int:
+        """As `upsert`, from several buffers."""
+        self._forget([key])
+        return self.put_parts(key, *args, config=config)
+
+    def upsert_batch(self, keys: Sequence[str], values: Sequence[Any], config: Config = None) -> int:
+        """As `upsert`, many."""
+        self._forget(keys)
+        return self.put_batch(keys, values, config)
+
+    def upsert_from(self, key: str, buffer_ptr: int, size: int, config: Config = None) -> int:
+        """As `upsert`, from an address."""
+        self._forget([key])
+        return self.put_from(key, buffer_ptr, size, config)
+
+    def batch_upsert_from(
+        self, keys: Sequence[str], buffer_ptrs: Many, sizes: Many, config: Config = None
+    ) -> list[int]:
+        """As `upsert_from`, many; a code for each."""
+        self._forget(keys)
+        return self.batch_put_from(keys, buffer_ptrs, sizes, config)
+
+    def _forget(self, keys: Sequence[str]) -> None:
+        store = self._store
+        if store is not None:
+            _code(lambda: store.remove_many(list(keys)))
+
+    # Reading
+
+    def get(self, key: str) -> bytes:
+        """Return a copy of the object; no bytes if it is absent."""
+        handle = self.get_buffer(key)
+        return b"" if handle is None else handle.tobytes()
+
+    def get_batch(self, keys: Sequence[str]) -> list[bytes]:
+        """Return copies of many; no bytes for what is absent."""
+        return [self.get(key) for key in keys]
+
+    def get_buffer(self, key: str) -> BufferHandle | None:
+        """Return the object to be read in place; None if it is absent."""
+        store = self._store
+        if store is None:
+            return None
+        try:
+            return BufferHandle.of(store.view(key))
+        except UnsupportedError:  # the node is on another host
+            return self._copied(store, key)
+        except KVFerryError as error:
+            store_code(error)
+            return None
+
+    def _copied(self, store: Store, key: str) -> BufferHandle | None:
+        try:
+            found = store.get(key)
+        except KVFerryError as error:
+            store_code(error)
+            return None
+        return None if found is None else np.frombuffer(found, np.uint8).view(BufferHandle)
+
+    def batch_get_buffer(self, keys: Sequence[str]) -> list[BufferHandle | None]:
+        """Return many to be read in place; None for what is absent."""
+        return [self.get_buffer(key) for key in keys]
+
+    def get_into(self, key: str, buffer_ptr: int, size: int) -> int:
+        """Read the object to an address; its size, -704 if it is absent, -600 if it is larger than `size`."""
+        return self.batch_get_into([key], [buffer_ptr], [size])[0]
+
+    def batch_get_into(self, keys: Sequence[str], buffer_ptrs: Many, sizes: Many) -> list[int]:
+        """Read many, each to one address; what `get_into` says for each."""
+        if not len(keys) == len(buffer_ptrs) == len(sizes):
+            return [INVALID_PARAMS] * len(keys)
+        return self._get_runs(keys, _flat(buffer_ptrs, sizes))
+
+    def batch_get_into_multi_buffers(
+        self,
+        keys: Sequence[str],
+        all_buffer_ptrs: ManyMany,
+        all_sizes: ManyMany,
+        prefer_alloc_in_same_node: bool = False,
+    ) -> list[int]:
+        """Read many, each to several addresses; what `get_into` says for each."""
+        runs = _nested(keys, all_buffer_ptrs, all_sizes)
+        return [INVALID_PARAMS] * len(keys) if runs is None else self._get_runs(keys, runs)
+
+    def _get_runs(self, keys: Sequence[str], runs: Runs) -> list[int]:
+        store = self._store
+        if store is None:
+            return [INVALID_PARAMS] * len(keys)
+        if not keys:
+            return []
+        try:
+            results = store.get_runs_into(list(keys), runs)
+        except KVFerryError as error:
+            return [store_code(error)] * len(keys)
+        return [
+            result.bytes if result.error is None else store_code(result.error) or TRANSFER_FAIL
+            for result in results
+        ]
+
+    # Sessions
+
+    def batch_get_session_start(self, keys: Sequence[str]) -> list[int]:
+        """Begin to read ranges of objects, which stay where they are until the end; 0 or -704 for each."""
+        gets = self._gets
+        return [INVALID_PARAMS if gets is None else gets.start(key) for key in keys]
+
+    def batch_get_into_multi_buffer_ranges(
+        self,
+        keys: Sequence[str],
+        all_buffer_ptrs: ManyMany,
+        all_sizes: ManyMany,
+        all_src_offsets: ManyMany,
+    ) -> list[int]:
+        """Read ranges of objects with a session; how many bytes, or -600, for each."""
+        gets = self._gets
+        return [
+            INVALID_PARAMS if gets is None else gets.read(key, ranges)
+            for key, ranges in _ranges(keys, all_buffer_ptrs, all_sizes, all_src_offsets)
+        ]
+
+    def batch_get_session_end(self, keys: Sequence[str]) -> int:
+        """End sessions; 0."""
+        for key in keys:
+            if self._gets is not None:
+                self._gets.end(key)
+        return OK
+
+    def batch_put_session_start(self, keys: Sequence[str], sizes: Many, config: Config = None) -> list[int]:
+        """Begin to write objects of these sizes range by range; 0, or -705 if there is one, for each."""
+        puts, replicas = self._puts, replicas_of(config)
+        return [
+            INVALID_PARAMS if puts is None else puts.start(key, size, replicas)
+            for key, size in zip(keys, sizes, strict=True)
+        ]
+
+    def batch_put_from_multi_buffer_ranges(
+        self,
+        keys: Sequence[str],
+        all_buffer_ptrs: ManyMany,
+        all_sizes: ManyMany,
+        all_dst_offsets: ManyMany,
+    ) -> list[int]:
+        """Write ranges of objects with a session; how many bytes, or -600, for each."""
+        puts = self._puts
+        return [
+            INVALID_PARAMS if puts is None else puts.write(key, ranges)
+            for key, ranges in _ranges(keys, all_buffer_ptrs, all_sizes, all_dst_offsets)
+        ]
+
+    def batch_put_session_end(self, keys: Sequence[str]) -> list[int]:
+        """Make objects readable; 0 or -600 for each."""
+        return [INVALID_PARAMS if self._puts is None else self._puts.end(key) for key in keys]
+
+    def batch_put_session_revoke(self, keys: Sequence[str]) -> list[int]:
+        """Give objects up; 0 or -600 for each."""
+        return [INVALID_PARAMS if self._puts is None else self._puts.revoke(key) for key in keys]
+
+    # Asking
+
+    def is_exist(self, key: str) -> int:
+        """1: there, 0: absent, -1: no answer."""
+        return self.batch_is_exist([key])[0]
+
+    def batch_is_exist(self, keys: Sequence[str]) -> list[int]:
+        """What `is_exist` says, for each key, in one call."""
+        store = self._store
+        if store is None:
+            return [-1] * len(keys)
+        if not keys:
+            return []
+        try:
+            return [int(there) for there in store.exists_many(list(keys))]
+        except KVFerryError as error:
+            store_code(error)
+            return [-1] * len(keys)
+
+    def get_size(self, key: str) -> int:
+        """Return the object's size; -704 if it is absent."""
+        store = self._store
+        if store is None:
+            return INVALID_PARAMS
+        try:
+            [size] = store.sizes([key])
+        except KVFerryError as error:
+            return store_code(error)
+        return OBJECT_NOT_FOUND if size is None else size
+
+    # Forgetting: at once, whoever reads keeps the bytes; `force` changes nothing
+
+    def remove(self, key: str, force: bool = False) -> int:
+        """Remove an object; 0, or -704 if it is absent."""
+        return self.batch_remove([key])[0]
+
+    def batch_remove(self, keys: Sequence[str], force: bool = False) -> list[int]:
+        """Remove many; what `remove` says for each."""
+        store, there = self._store, self.batch_is_exist(keys)
+        if store is None:
+            return [INVALID_PARAMS] * len(keys)
+        try:
+            errors = store.remove_many(list(keys))
+        except KVFerryError as error:
+            return [store_code(error)] * len(keys)
+        return [
+            store_code(error) if found else OBJECT_NOT_FOUND
+            for error, found in zip(errors, there, strict=True)
+        ]
+
+    def remove_all(self, force: bool = False) -> int:
+        """Remove all objects of this tenant; how many."""
+        return self._remove_where(lambda _key: True)
+
+    def remove_by_regex(self, regex_pattern: str, force: bool = False) -> int:
+        """Remove objects in whose keys the pattern is found; how many, -600 for a wrong pattern."""
+        try:
+            pattern = re.compile(regex_pattern)
+        except re.error as error:
+            logger.error("the pattern %r is wrong: %s", regex_pattern, error)
+            return INVALID_PARAMS
+        return self._remove_where(lambda key: pattern.search(key) is not None)
+
+    def _remove_where(self, meant: Callable[[str], bool]) -> int:
+        store = self._store
+        if store is None:
+            return INVALID_PARAMS
+        try:
+            keys = [info.key for info in store.scan() if meant(info.key.decode(errors="surrogateescape"))]
+            for start in range(0, len(keys), _REMOVED_AT_ONCE):
+                store.remove_many(keys[start : start + _REMOVED_AT_ONCE])
+        except KVFerryError as error:
+            return store_code(error)
+        return len(keys)
+
+
+def _as_settings(
+    local_hostname: str,
+    metadata_server: str,
+    global_segment_size: int,
+    local_buffer_size: int,
+    protocol: str,
+    rdma_devices: str,
+    master_server_addr: str,
+    engine: object = None,
+    enable_ssd_offload: bool = False,
+    ssd_offload_path: str = "",
+    tenant_id: str = "default",
+    enable_client_http_server: bool = False,
+    client_http_port: int = 9300,
+) -> None:
+    """Have the signature that Mooncake's `setup` has; it is only looked at."""
+
+
+def _code(call: Callable[[], Any]) -> int:
+    """Make a call of the store; return its code."""
+    try:
+        call()
+    except KVFerryError as error:
+        return store_code(error)
+    return OK
+
+
+def _ranges(
+    keys: Sequence[str], addresses: ManyMany, sizes: ManyMany, offsets: ManyMany
+) -> Iterator[tuple[str, Ranges]]:
+    """Each key with its ranges; ValueError if the lists are not alike."""
+    for key, *ranges in zip(keys, addresses, sizes, offsets, strict=True):
+        yield key, (ranges[0], ranges[1], ranges[2])
+
+
+def _flat(addresses: Many, sizes: Many) -> Runs:
+    """One run for each key."""
+    count = len(addresses)
+    return Runs(np.asarray(addresses, np.uint64), np.asarray(sizes, np.uint64), np.ones(count, np.int64), [])
+
+
+def _nested(keys: Sequence[str], addresses: ManyMany, sizes: ManyMany) -> Runs | None:
+    """Several runs for each key; None if the lists are not alike."""
+    counts = [len(each) for each in addresses]
+    if not len(keys) == len(addresses) == len(sizes) or counts != [len(each) for each in sizes]:
+        return None
+    return Runs(
+        np.array([each for some in addresses for each in some], np.uint64),
+        np.array([each for some in sizes for each in some], np.uint64),
+        np.array(counts, np.int64),
+        [],
+    )

@@ -1,0 +1,130 @@
+"""Get and put sessions: parts of objects, read or written by several calls."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+
+import numpy as np
+
+from kvferry.errors import KVFerryError, UnsupportedError
+from kvferry.store import Store
+from kvferry.transfer import view_of
+from kvferry_mooncake.codes import INVALID_PARAMS, OBJECT_ALREADY_EXISTS, OK, store_code
+
+Ranges = tuple[Sequence[int], Sequence[int], Sequence[int]]  # addresses, sizes, offsets in the object
+
+
+class GetSessions:
+    """Objects that are read range by range; pinned from start to end, on this host. Thread-safe."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._lock = threading.Lock()
+        self._open: dict[str, np.ndarray] = {}
+
+    def start(self, key: str) -> int:
+        """Begin; 0, or -704 if the object is absent."""
+        try:
+            data = self._bytes_of(key)
+        except KVFerryError as error:
+            return store_code(error)
+        with self._lock:
+            self._open[key] = data
+        return OK
+
+    def _bytes_of(self, key: str) -> np.ndarray:
+        try:
+            with self._store.view(key) as view:
+                return np.frombuffer(view.data, np.uint8)  # which holds the pin
+        except UnsupportedError:  # the node is on another host: read it once
+            return np.frombuffer(self._store.get(key) or b"", np.uint8)
+
+    def read(self, key: str, ranges: Ranges) -> int:
+        """Copy ranges of the object to addresses; return how many bytes, -600 without a session or outside of
+        the object."""
+        with self._lock:
+            data = self._open.get(key)
+        if data is None or not _fit(ranges, data.size):
+            return INVALID_PARAMS
+        for address, size, offset in zip(*ranges, strict=True):
+            if size:
+                np.copyto(np.frombuffer(view_of(address, size), np.uint8), data[offset : offset + size])
+        return sum(ranges[1])
+
+    def end(self, key: str) -> None:
+        """Let the object go; fine if there is no session."""
+        with self._lock:
+            self._open.pop(key, None)
+
+    def clear(self) -> None:
+        """Let all go."""
+        with self._lock:
+            self._open.clear()
+
+
+class PutSessions:
+    """Objects that are written range by range and can be read only once they are complete. Thread-safe."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._lock = threading.Lock()
+        self._open: dict[str, tuple[np.ndarray, int]] = {}
+
+    def start(self, key: str, size: int, replicas: int) -> int:
+        """Begin an object of `size` bytes; 0, or -705 if there is one, or a session."""
+        try:
+            if self._store.exists(key):
+                return OBJECT_ALREADY_EXISTS
+        except KVFerryError as error:
+            return store_code(error)
+        with self._lock:
+            if key in self._open:
+                return OBJECT_ALREADY_EXISTS
+            self._open[key] = (np.zeros(max(size, 0), np.uint8), replicas)
+        return OK
+
+    def write(self, key: str, ranges: Ranges) -> int:
+        """Copy from addresses to ranges of the object; return how many bytes, -600 as `GetSessions.read`."""
+        with self._lock:
+            found = self._open.get(key)
+        if found is None or not _fit(ranges, found[0].size):
+            return INVALID_PARAMS
+        for address, size, offset in zip(*ranges, strict=True):
+            if size:
+                np.copyto(found[0][offset : offset + size], np.frombuffer(view_of(address, size), np.uint8))
+        return sum(ranges[1])
+
+    def end(self, key: str) -> int:
+        """Make the object readable; 0, or -600 without a session."""
+        with self._lock:
+            found = self._open.pop(key, None)
+        if found is None:
+            return INVALID_PARAMS
+        data, replicas = found
+        try:
+            self._store.put(key, data, replicas=replicas)
+        except KVFerryError as error:
+            return store_code(error)
+        return OK
+
+    def revoke(self, key: str) -> int:
+        """Give up; 0, or -600 without a session."""
+        with self._lock:
+            return INVALID_PARAMS if self._open.pop(key, None) is None else OK
+
+    def clear(self) -> None:
+        """Give all up."""
+        with self._lock:
+            self._open.clear()
+
+
+def _fit(ranges: Ranges, size: int) -> bool:
+    """Say whether the three lists are alike and all ranges lie within the object."""
+    addresses, sizes, offsets = ranges
+    if not len(addresses) == len(sizes) == len(offsets):
+        return False
+    return all(
+        address > 0 and length >= 0 and offset >= 0 and offset + length <= size
+        for address, length, offset in zip(addresses, sizes, offsets, strict=True)
+    )
