@@ -18,6 +18,11 @@ class Host(NamedTuple):
     prefix: tuple[str, ...]
     addresses: tuple[str, ...]  # one on each cable
 
+    @property
+    def namespace(self) -> str:
+        """Its file, for setns(2)."""
+        return f"/run/netns/{self.prefix[-1]}"
+
 
 class Hosts(NamedTuple):
     """Both of them."""

@@ -147,12 +147,14 @@ class Lab:
         ec: Params | None = None,
         events: Params | None = None,
         kv: Params | None = None,
+        namespace: str = "",
         **llm: Any,
     ) -> LabEngine:
         """Start an engine. `role` None: without a connector. `options`: kv_connector_extra_config. `kv`: all
         of vLLM's KV transfer configuration, for another connector.
 
-        `ec` and `events`: of vLLM's configurations of the encoder cache and of KV events.
+        `ec` and `events`: of vLLM's configurations of the encoder cache and of KV events. `namespace`: file
+        of the network namespace to run in.
         """
         self._count += 1
         name = f"{role or 'single'}{self._count}"
@@ -171,7 +173,7 @@ class Lab:
             listener.settimeout(START_S)
             model = {"model": str(model_folder("tiny")), **llm}
             order = {"name": name, "socket": str(path), "log": str(log), "llm": model, "kv": transfer}
-            pid = self._fork({**order, "ec": ec, "events": events})
+            pid = self._fork({**order, "ec": ec, "events": events, "namespace": namespace})
             try:
                 conn, _ = listener.accept()
             except TimeoutError:

@@ -1,8 +1,8 @@
 """Real vLLM engines for tests, without HTTP servers: imports vLLM once, then forks one process per engine.
 
 Runs in the interpreter that holds vLLM and KVFerry. The first process reads lines `{"name", "socket", "llm",
-"kv", "ec", "events"}` and forks; each child connects to its unix socket and serves the operations below, one
-JSON line each, stepping its engine in between as a server's loop would.
+"kv", "ec", "events", "namespace"}` and forks; each child connects to its unix socket and serves the
+operations below, one JSON line each, stepping its engine in between as a server's loop would.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+CLONE_NEWNET = 0x40000000  # Python has setns from 3.12 on
 ENVIRONMENT = {
     "HF_HUB_OFFLINE": "1",
     "VLLM_NO_USAGE_STATS": "1",
@@ -270,12 +271,24 @@ class EngineProcess:
         return found
 
 
+def enter_network(namespace: str) -> None:
+    """Move this process, which has one thread, into another network namespace."""
+    import ctypes
+
+    libc = ctypes.CDLL(None, use_errno=True)
+    with Path(namespace).open() as file:
+        if libc.setns(file.fileno(), CLONE_NEWNET) != 0:
+            raise OSError(ctypes.get_errno(), f"cannot enter {namespace}")
+
+
 def child(order: dict[str, Any]) -> None:
     with Path(order["log"]).open("ab", buffering=0) as log:
         os.dup2(log.fileno(), 1)
         os.dup2(log.fileno(), 2)
     status = 1
     try:
+        if order.get("namespace"):
+            enter_network(order["namespace"])
         EngineProcess(order).serve(order["socket"])
         status = 0
     finally:
