@@ -94,6 +94,8 @@ class PoolBack:
             loads=self._loads.submit,
             saves=self._saves.submit,
             local=self._link.local,
+            # With a checksum over all that moves, what came from another host has been checked on its way.
+            verify=not config.transfer.checksum,
             limits=PoolLimits(config.pool.load_timeout_s, config.pool.save_timeout_s),
         )
 

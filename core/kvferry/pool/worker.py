@@ -84,8 +84,9 @@ class PoolWorker:
     """One worker's loads and saves. Thread-safe; no method but `close` blocks.
 
     `store` returns the store, or raises `KVFerryError`; it may connect first. `local` returns it if blocks
-    lie in this machine's memory, most likely, else None. `loads` and `saves` run a job on another thread, and
-    bound by their number of threads how many run at once.
+    lie in this machine's memory, most likely, else None. `verify`: check the digests of what may have come
+    from another host; what lies here is checked if the store is set so. `loads` and `saves` run a job on
+    another thread, and bound by their number of threads how many run at once.
     """
 
     def __init__(
@@ -98,10 +99,12 @@ class PoolWorker:
         saves: Callable[[Callable[[], None]], bool],
         limits: PoolLimits,
         local: Callable[[], Any] = lambda: None,
+        verify: bool = True,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._store = store
         self._local = local
+        self._verify = verify
         self._at_once_from = clock()
         self._memory = tuple(memory)
         self._rank = rank
@@ -209,7 +212,10 @@ class PoolWorker:
                 raise CancelledError("the request was aborted")
             left_s = self._left_s(deadline, load.job.request_id)
             runs, sizes = self._runs(batch)
-            results = self._store().get_runs_into(names_of(batch.keys, [self._rank]), runs, timeout_s=left_s)
+            verify = True if self._verify and self._local() is None else None
+            results = self._store().get_runs_into(
+                names_of(batch.keys, [self._rank]), runs, timeout_s=left_s, verify=verify
+            )
             for result, size in zip(results, sizes, strict=True):
                 if result.error is not None:
                     raise result.error

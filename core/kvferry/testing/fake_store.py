@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from kvferry.errors import KVFerryError, NotFoundError, OutOfRangeError
+from kvferry.errors import DataCorruptError, KVFerryError, NotFoundError, OutOfRangeError
 from kvferry.store import GetResult, PutResult
 
 
@@ -21,13 +21,15 @@ class FakeObject(NamedTuple):
 
 
 class FakeStore:
-    """Objects in a dictionary. `down`: every call raises this. Not thread-safe.
+    """Objects in a dictionary. `down`: every call raises this. `spoiled`: keys of objects that arrive with
+    wrong bytes. Not thread-safe.
 
     `calls` counts calls by name.
     """
 
     def __init__(self) -> None:
         self.objects: dict[bytes, FakeObject] = {}
+        self.spoiled: set[bytes] = set()
         self.down: KVFerryError | None = None
         self.calls: dict[str, int] = {}
         self.own_endpoint = ""
@@ -72,7 +74,8 @@ class FakeStore:
     ) -> list[GetResult]:
         """As `Store.get_runs_into`."""
         self._called("get_runs_into")
-        return [self._get(key, parts) for key, parts in zip(_keys(keys), _values(runs), strict=True)]
+        pairs = zip(_keys(keys), _values(runs), strict=True)
+        return [self._get(key, parts, bool(verify)) for key, parts in pairs]
 
     def remove_tag(self, tag: str, *, timeout_s: float | None = None) -> int:
         """As `Store.remove_tag`."""
@@ -95,18 +98,20 @@ class FakeStore:
         if self.down is not None:
             raise self.down
 
-    def _get(self, key: bytes, parts: Sequence[tuple[int, int]]) -> GetResult:
+    def _get(self, key: bytes, parts: Sequence[tuple[int, int]], verify: bool) -> GetResult:
         found = self.objects.get(key)
         if found is None:
             return GetResult(NotFoundError("absent"), 0)
-        if len(found.data) > sum(length for _, length in parts):
-            return GetResult(OutOfRangeError("longer than the target"), len(found.data))
+        data = found.data if key not in self.spoiled else bytes(byte ^ 1 for byte in found.data)
+        if len(data) > sum(length for _, length in parts):
+            return GetResult(OutOfRangeError("longer than the target"), len(data))
         offset = 0
         for address, length in parts:
-            piece = found.data[offset : offset + length]
+            piece = data[offset : offset + length]
             ctypes.memmove(address, piece, len(piece))
             offset += length
-        return GetResult(None, len(found.data))
+        error = DataCorruptError("wrong digest") if verify and key in self.spoiled else None
+        return GetResult(error, len(data))
 
 
 def _keys(keys: np.ndarray) -> list[bytes]:

@@ -44,9 +44,19 @@ def load(blocks: list[int], first: int = 0, request: str = "r") -> PoolOrders:
 
 
 class Rig:
-    def __init__(self, store, *, loads=at_once, saves=at_once, clock=None, limits=PoolLimits()) -> None:  # noqa: B008
+    def __init__(
+        self,
+        store,
+        *,
+        loads=at_once,
+        saves=at_once,
+        clock=None,
+        limits=PoolLimits(),  # noqa: B008
+        **options,
+    ) -> None:
         self.memory = Memory(16)
-        options = {} if clock is None else {"clock": clock}
+        if clock is not None:
+            options["clock"] = clock
         self.worker = PoolWorker(
             lambda: store, [self.memory.group], rank=0, loads=loads, saves=saves, limits=limits, **options
         )
@@ -63,6 +73,23 @@ def store(request):
     else:
         with open_embedded(load_config({"store": {"dram": 32 << 20}}, environ={})) as opened:
             yield opened
+
+
+@pytest.mark.parametrize(
+    ("alone", "options", "noticed"),
+    [(False, {}, True), (False, {"verify": False}, False), (True, {}, False)],
+    ids=["other hosts", "the transfer checks", "one node"],
+)
+def test_bytes_from_other_hosts_are_checked(alone, options, noticed):
+    """Where other nodes take part a network may have had the bytes, unless that has checked them itself."""
+    store = FakeStore()
+    rig = Rig(store, local=lambda: store if alone else None, **options)
+    rig.written([3, 1])
+    rig.worker.start_saves(save([3, 1]))
+    store.spoiled = {list(store.objects)[1]}
+    rig.worker.start_loads(load([7, 8]))
+    (result,) = rig.worker.take_results()
+    assert (result.error is not None and result.error.code == "data_corrupt") is noticed
 
 
 def test_saved_here_and_loaded_there(store):
