@@ -124,6 +124,39 @@ def test_prefill_is_killed_in_the_middle(lab: Lab, decode: LabEngine, reference)
         decode.all_blocks_free()
 
 
+@pytest.mark.timeout(400)  # engines start in it
+@pytest.mark.parametrize("when", ["while the prefill computes", "when it has finished"])
+def test_decode_is_killed_amid_eight_streams(lab: Lab, decode: LabEngine, reference, when: str) -> None:
+    """The prefill engine gives all blocks back, by the leases' end at the latest, and serves the next one."""
+    asked = numbered(8, 600, seed=41)
+    with lab.engine("kv_producer", options={"handoff.lease_s": 6}) as prefill:
+        grown = Growth(prefill)
+        with lab.engine("kv_consumer", options={"transfer.fault_plan": "*:delay=2000"}) as killed:
+            there, _ = Router(prefill, killed).send_and_compute_half(asked)
+            if when == "when it has finished":
+                killed.signal(signal.SIGSTOP)  # else it may be done with one before the last one is finished
+                prefill.call("stepping", on=True)
+                prefill.wait(there)
+                assert prefill.state()["free"] < prefill.free_at_start
+            killed.signal(signal.SIGKILL)
+        prefill.call("stepping", on=True)
+        if when != "when it has finished":
+            prefill.wait(there)
+        prefill.all_blocks_free(timeout_s=30.0)
+        _, here = Router(prefill, decode).send(asked[0])
+        assert tokens_of(decode.wait([here])) == reference.tokens(asked[:1])
+        prefill.all_blocks_free()
+        prefill.run(numbered(1, 40), 1)  # vLLM takes a connector's counts in when it steps
+        ended = {
+            reason: grown(f"kvferry_handoff_leases_ended_total|{reason}")
+            for reason in ("done", "rejected", "aborted", "expired")
+        }
+        # Two first contacts and the last one; nobody came for the eight.
+        assert grown("kvferry_handoff_leases_granted_total") == 8 + 3
+        assert ended == {"done": 3, "rejected": 0, "aborted": 0, "expired": 8}
+        assert grown(STREAMS + "opened") == grown(STREAMS + "finished") == 9
+
+
 def test_prefill_begins_anew(prefill: LabEngine, decode: LabEngine, reference) -> None:
     router = Router(prefill, decode)
     asked = numbered(2, LONG, seed=24)
