@@ -44,12 +44,14 @@ def add_name(original: Callable[..., Any], parser: argparse.ArgumentParser) -> A
 def attach_by_name(
     original: Callable[..., Any], controller: Any, storage_backend: str, *args: Any, **kwargs: Any
 ) -> Any:
-    """Attach a backend; `kvferry` is the dynamic one in `DYNAMIC`."""
-    if storage_backend == NAME:
-        storage_backend = "dynamic"
-        given = kwargs.get("storage_backend_extra_config") or {}
-        kwargs["storage_backend_extra_config"] = {**given, **DYNAMIC}
-    return original(controller, storage_backend, *args, **kwargs)
+    """Attach a backend; `kvferry` is the dynamic one in `DYNAMIC`, and keeps its name."""
+    if storage_backend != NAME:
+        return original(controller, storage_backend, *args, **kwargs)
+    given = kwargs.get("storage_backend_extra_config") or {}
+    kwargs["storage_backend_extra_config"] = {**given, **DYNAMIC}
+    result = original(controller, "dynamic", *args, **kwargs)
+    controller.storage_backend_type = NAME
+    return result
 
 
 def allocator_by_name(original: Callable[[], str]) -> str:

@@ -64,11 +64,14 @@ def test_the_name_stands_for_our_class(monkeypatch):
     def attach(_controller, backend, *rest, **more):
         calls.append((backend, rest, more))
 
-    names.attach_by_name(attach, None, "file", 16, storage_backend_extra_config={"a": 1})
+    controller = SimpleNamespace(storage_backend_type=None)
+    names.attach_by_name(attach, controller, "file", 16, storage_backend_extra_config={"a": 1})
+    assert controller.storage_backend_type is None
     names.attach_by_name(
-        attach, None, storage_backend="kvferry", storage_backend_extra_config={"store.dram": 1}
+        attach, controller, storage_backend="kvferry", storage_backend_extra_config={"store.dram": 1}
     )
-    names.attach_by_name(attach, None, "kvferry")
+    names.attach_by_name(attach, controller, "kvferry")
+    assert controller.storage_backend_type == "kvferry"
     assert calls[0] == ("file", (16,), {"storage_backend_extra_config": {"a": 1}})
     for backend, _, more in calls[1:]:
         extra = more["storage_backend_extra_config"]
