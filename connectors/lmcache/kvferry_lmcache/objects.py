@@ -118,7 +118,10 @@ class Objects:
 
         def read(store: Any) -> list[int | None]:
             results = store.get_many_into(
-                self._keys(names), [list(each) for each in targets], timeout_s=self._limits.load_timeout_s
+                self._keys(names),
+                [list(each) for each in targets],
+                timeout_s=self._limits.load_timeout_s,
+                verify=self._link.verify(),
             )
             return [self._loaded(result.error, result.bytes) for result in results]
 

@@ -26,7 +26,8 @@ class StoreLink:
 
     `open_store` connects and may block for some seconds, so it runs on the thread that needs it, one at a
     time; after a failure nobody tries again for 0.5 to 10 s, and calls fail at once. `consequence` is what a
-    failure means, for the log.
+    failure means, for the log. `checked`: what moves between hosts is checked on its way
+    (`transfer.checksum`).
     """
 
     def __init__(
@@ -34,10 +35,12 @@ class StoreLink:
         open_store: Callable[[], Any],
         *,
         consequence: str = "the pool cannot be used",
+        checked: bool = False,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._open_store = open_store
         self._consequence = consequence
+        self._checked = checked
         self._clock = clock
         self._lock = threading.Lock()
         self._opening = threading.Lock()
@@ -71,6 +74,12 @@ class StoreLink:
         with self._lock:
             store = self._store
         return store if store is not None and len(store.members) == 1 else None
+
+    def verify(self) -> bool | None:
+        """Return what to tell a read about digests: to check them, since a network may have had the bytes, or
+        None, to do as the store is set. Never blocks.
+        """
+        return None if self._checked or self.local() is not None else True
 
     def close(self) -> None:
         """Close the store; idempotent."""

@@ -42,7 +42,7 @@ class PagePool:
         self._buffers: list[Any] = []
         self._counts: Counter[str] = Counter()
         self._warnings = WarningThrottle()
-        self._link = StoreLink(self._open)
+        self._link = StoreLink(self._open, checked=config.transfer.checksum)
         if self._embedded is not None:
             self._link.get()
 
@@ -88,7 +88,8 @@ class PagePool:
         """
         sizes = _sizes(runs)
         try:
-            results = self._link.get().get_runs_into(names, runs, timeout_s=self._config.pool.load_timeout_s)
+            store, timeout_s = self._link.get(), self._config.pool.load_timeout_s
+            results = store.get_runs_into(names, runs, timeout_s=timeout_s, verify=self._link.verify())
         except KVFerryError as error:
             self._failed("load", error)
             self._count({"loads|failed": 1})

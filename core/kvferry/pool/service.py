@@ -84,7 +84,7 @@ class PoolBack:
         self._buffers = tuple(buffers)
         self._node = ""
         self._attached = False
-        self._link = StoreLink(self._open)
+        self._link = StoreLink(self._open, checked=config.transfer.checksum)
         self._loads = ThreadPool(config.pool.max_concurrent_loads, "kvferry-pool-load")
         self._saves = ThreadPool(config.pool.max_concurrent_saves, "kvferry-pool-save")
         self.worker = PoolWorker(
@@ -94,8 +94,7 @@ class PoolBack:
             loads=self._loads.submit,
             saves=self._saves.submit,
             local=self._link.local,
-            # With a checksum over all that moves, what came from another host has been checked on its way.
-            verify=not config.transfer.checksum,
+            verify=self._link.verify,
             limits=PoolLimits(config.pool.load_timeout_s, config.pool.save_timeout_s),
         )
 
@@ -126,6 +125,7 @@ def open_link(config: Config, *, buffers: Sequence[Any] = ()) -> StoreLink:
     link = StoreLink(
         lambda: registered(open_store(config) if embedded is None else embedded, buffers),
         consequence="the cache cannot be used",
+        checked=config.transfer.checksum,
     )
     if embedded is not None:
         link.get()

@@ -84,9 +84,9 @@ class PoolWorker:
     """One worker's loads and saves. Thread-safe; no method but `close` blocks.
 
     `store` returns the store, or raises `KVFerryError`; it may connect first. `local` returns it if blocks
-    lie in this machine's memory, most likely, else None. `verify`: check the digests of what may have come
-    from another host; what lies here is checked if the store is set so. `loads` and `saves` run a job on
-    another thread, and bound by their number of threads how many run at once.
+    lie in this machine's memory, most likely, else None. `verify` says whether reads check digests, see
+    `StoreLink`. `loads` and `saves` run a job on another thread, and bound by their number of threads how
+    many run at once.
     """
 
     def __init__(
@@ -99,7 +99,7 @@ class PoolWorker:
         saves: Callable[[Callable[[], None]], bool],
         limits: PoolLimits,
         local: Callable[[], Any] = lambda: None,
-        verify: bool = True,
+        verify: Callable[[], bool | None] = lambda: None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._store = store
@@ -212,9 +212,8 @@ class PoolWorker:
                 raise CancelledError("the request was aborted")
             left_s = self._left_s(deadline, load.job.request_id)
             runs, sizes = self._runs(batch)
-            verify = True if self._verify and self._local() is None else None
             results = self._store().get_runs_into(
-                names_of(batch.keys, [self._rank]), runs, timeout_s=left_s, verify=verify
+                names_of(batch.keys, [self._rank]), runs, timeout_s=left_s, verify=self._verify()
             )
             for result, size in zip(results, sizes, strict=True):
                 if result.error is not None:

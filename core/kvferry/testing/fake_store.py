@@ -30,6 +30,7 @@ class FakeStore:
     def __init__(self) -> None:
         self.objects: dict[bytes, FakeObject] = {}
         self.spoiled: set[bytes] = set()
+        self.members: list[Any] = [None]
         self.down: KVFerryError | None = None
         self.calls: dict[str, int] = {}
         self.own_endpoint = ""

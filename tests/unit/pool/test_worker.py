@@ -21,6 +21,7 @@ from kvferry.pool import (
     PoolWorker,
     SavedCounts,
     SaveJob,
+    StoreLink,
 )
 from kvferry.store import Store, open_embedded
 from kvferry.testing.fake_store import FakeStore
@@ -76,14 +77,17 @@ def store(request):
 
 
 @pytest.mark.parametrize(
-    ("alone", "options", "noticed"),
-    [(False, {}, True), (False, {"verify": False}, False), (True, {}, False)],
+    ("members", "checked", "noticed"),
+    [(2, False, True), (2, True, False), (1, False, False)],
     ids=["other hosts", "the transfer checks", "one node"],
 )
-def test_bytes_from_other_hosts_are_checked(alone, options, noticed):
+def test_bytes_from_other_hosts_are_checked(members, checked, noticed):
     """Where other nodes take part a network may have had the bytes, unless that has checked them itself."""
     store = FakeStore()
-    rig = Rig(store, local=lambda: store if alone else None, **options)
+    store.members = ["node"] * members
+    link = StoreLink(lambda: store, checked=checked)
+    link.attach()
+    rig = Rig(store, local=link.local, verify=link.verify)
     rig.written([3, 1])
     rig.worker.start_saves(save([3, 1]))
     store.spoiled = {list(store.objects)[1]}
