@@ -135,6 +135,13 @@ def _lmcache(context: Context) -> list[Command]:
     ]
 
 
+def _lmdeploy(context: Context) -> list[Command]:
+    env = {"KVFERRY_LMDEPLOY_PYTHON": str(python_of(ensure_overlay("lmdeploy")))}
+    env["KVFERRY_MODEL_TINY"] = str(ensure_model("tiny"))
+    arguments = ["tests/engines/lmdeploy", "--durations=5"]
+    return [_pytest(context, "pytest tests/engines/lmdeploy", *arguments, env=env, timeout_s=1200.0)]
+
+
 def _setup(_context: Context) -> list[Command]:
     return [Command("kvferry --version", [ensure_overlay("dev") / "bin" / "kvferry", "--version"])]
 
@@ -151,6 +158,7 @@ ALL: tuple[Stage, ...] = (
     Stage("engines", "real inference engines", _engines),
     Stage("sglang", "real SGLang on a CPU", _sglang),
     Stage("lmcache", "KVFerry behind the real LMCache", _lmcache),
+    Stage("lmdeploy", "real LMDeploy on a CPU", _lmdeploy),
 )
 
 

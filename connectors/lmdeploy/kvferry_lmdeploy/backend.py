@@ -1,0 +1,188 @@
+"""LMDeploy's migration backend: the decode engine reads a prompt's blocks out of the prefill engine's
+memory."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import msgspec
+import numpy as np
+import torch
+from lmdeploy.pytorch.disagg.backend.base import MigrationBackendImpl
+from lmdeploy.pytorch.disagg.conn.protocol import (
+    DistServeInitRequest,
+    DistServeKVTransferEndpointInfo,
+    MigrationProtocol,
+)
+from lmdeploy.pytorch.disagg.messages import DistServeRegisterMRMessage, MigrationAssignment
+
+from kvferry.config import apply_log_options, explain_changes, load_config
+from kvferry.errors import NotFoundError, OutOfRangeError, ProtocolError
+from kvferry.transfer import AddressedEngine, Engine, TransferOptions
+
+logger = logging.getLogger(__name__)
+
+MAX_INFO_BYTES = 1 << 20
+_MIGRATIONS = 4  # at a time; LMDeploy starts them one by one
+
+
+class Pool(msgspec.Struct, frozen=True):
+    """One pool of cache blocks."""
+
+    address: int
+    length_bytes: int
+
+
+class EndpointInfo(msgspec.Struct, frozen=True, tag="kvferry", forbid_unknown_fields=True):
+    """What a worker tells its counterpart about itself, as JSON. Addresses are names: they mean what the
+    counterpart's engine finds under them in the list of what this one lets be read.
+    """
+
+    session: str
+    pools: dict[str, Pool]
+
+
+class Link:
+    """The way to one remote engine's worker of the same rank."""
+
+    def __init__(self, request: DistServeInitRequest) -> None:
+        self.remote_engine_config = request.remote_engine_config  # LMDeploy reads its number of blocks
+        self.remote: EndpointInfo | None = None
+        self.before: EndpointInfo | None = None  # what it was until the engine was met again
+
+
+class Backend(MigrationBackendImpl):
+    """One worker's backend: one transfer engine for all its peers, memory registered once. Settings come from
+    the environment and the configuration file.
+    """
+
+    def __init__(self, options: TransferOptions | None = None) -> None:
+        """Start a transfer engine. Raises ConfigError, and what `Engine` raises."""
+        if options is None:
+            config = load_config()
+            apply_log_options(config.log, own_process=False)
+            logger.info("settings: %s", explain_changes(config))
+            options = config.transfer
+        self._engine = AddressedEngine(Engine(options))
+        self._device = "cuda" if torch.cuda.is_available() else "cpu"
+        self._pools: dict[int, Pool] = {}
+        self._threads = ThreadPoolExecutor(_MIGRATIONS, "kvferry-migrate")
+        self.links: dict[str, Link] = {}
+
+    def p2p_initialize(self, init_request: DistServeInitRequest) -> None:
+        """Prepare for a remote engine, known or new (a proxy that failed tries again)."""
+        old = self.links.get(init_request.remote_engine_id)
+        new = self.links[init_request.remote_engine_id] = Link(init_request)
+        if old is not None:
+            new.before = old.remote or old.before
+
+    def register_memory_region(self, register_mr_request: DistServeRegisterMRMessage) -> None:
+        """Let peers read a pool of blocks; the same one for each remote engine. Raises KVFerryError."""
+        key, pool = register_mr_request.mr_key, Pool(register_mr_request.addr, register_mr_request.length)
+        if self._pools.get(key) == pool:
+            return
+        self._engine.register(pool.address, pool.length_bytes, access="r", device=self._device)
+        old = self._pools.get(key)
+        self._pools[key] = pool
+        if old is not None:  # the cache was made anew
+            self._engine.unregister(old.address, old.length_bytes)
+
+    def endpoint_info(self, remote_engine_id: str, protocol: MigrationProtocol) -> Any:
+        """Return what the remote engine needs in order to read, as what becomes JSON."""
+        pools = {str(key): pool for key, pool in self._pools.items()}
+        return msgspec.to_builtins(EndpointInfo(self._engine.session, pools))
+
+    def p2p_connect(self, remote_engine_id: str, conn_req: DistServeKVTransferEndpointInfo) -> None:
+        """Connect to a remote engine's worker. Raises ProtocolError (no endpoint of ours), and KVFerryError
+        if it cannot be reached now: the proxy tries again.
+        """
+        remote = _parsed(conn_req.endpoint_info)
+        self._engine.connect(remote.session)
+        link = self.links[remote_engine_id]
+        link.remote, before = remote, link.before
+        if before is not None and before.session not in self._sessions():
+            self._engine.forget(before.session)
+
+    async def p2p_migrate(self, assignment: MigrationAssignment, async_op: bool = False) -> None:
+        """Read all pieces, as one transfer, into our pools; returns when every byte has arrived.
+
+        Raises KVFerryError otherwise, at the latest after `transfer.transfer_timeout_s`; the blocks then hold
+        anything. The event loop goes on meanwhile. If the task is cancelled, the transfer ends by itself.
+        """
+        loop = asyncio.get_running_loop()
+        await loop.run_in_executor(self._threads, self._migrate, assignment)
+
+    def store(self, assignment: MigrationAssignment, async_op: bool = False) -> None:
+        """LMDeploy does not call this."""
+        raise NotImplementedError
+
+    def load(self, assignment: MigrationAssignment, async_op: bool = False) -> None:
+        """LMDeploy does not call this."""
+        raise NotImplementedError
+
+    def close(self) -> None:
+        """End all connections and transfers; idempotent. LMDeploy ends the process instead."""
+        self._threads.shutdown(wait=False, cancel_futures=True)
+        self._engine.engine.close()
+        self._threads.shutdown()
+
+    def _migrate(self, assignment: MigrationAssignment) -> None:
+        link = self.links.get(assignment.remote_engine_id)
+        if link is None or link.remote is None:
+            raise NotFoundError(f"there is no connection to the engine {assignment.remote_engine_id}")
+        pieces = np.array(
+            [(each.mr_key, each.source_offset, each.target_offset, each.length) for each in assignment.batch],
+            np.uint64,
+        ).reshape(-1, 4)
+        if not len(pieces):
+            return
+        keys, source, target, lengths = (np.ascontiguousarray(column) for column in pieces.T)
+        # "Target" is the remote prefill engine, "source" the local decode engine: that is LMDeploy's wording.
+        near = _addresses(self._pools, keys, source, lengths, "our")
+        far = _addresses(
+            {int(key): pool for key, pool in link.remote.pools.items()}, keys, target, lengths, "their"
+        )
+        self._engine.execute(link.remote.session, "read", near, far, lengths).raise_if_failed()
+
+    def _sessions(self) -> set[str]:
+        return {link.remote.session for link in self.links.values() if link.remote is not None}
+
+
+def _parsed(text: str) -> EndpointInfo:
+    try:
+        if len(text) > MAX_INFO_BYTES:
+            raise ProtocolError(f"an endpoint info of {len(text)} characters is too long")
+        info = msgspec.json.decode(text, type=EndpointInfo)
+        if any(not key.isdecimal() for key in info.pools):
+            raise ProtocolError("an endpoint info names a pool by what is no number")
+    except (msgspec.DecodeError, msgspec.ValidationError) as error:
+        raise ProtocolError(
+            f"the other engine's endpoint is not one of KVFerry ({error}): both sides need "
+            "--migration-backend KVFerry"
+        ) from error
+    return info
+
+
+def _addresses(
+    pools: dict[int, Pool], keys: np.ndarray, offsets: np.ndarray, lengths: np.ndarray, whose: str
+) -> np.ndarray:
+    """Return where pieces begin. Raises NotFoundError, OutOfRangeError: a pool, or its end, is missed."""
+    addresses = np.empty(len(keys), np.uint64)
+    for key in _distinct(keys):
+        if key not in pools:
+            raise NotFoundError(f"pool {key} is none of {whose} registered pools")
+        mine, pool = keys == key, pools[key]
+        if (offsets[mine] > pool.length_bytes).any() or (
+            lengths[mine] > pool.length_bytes - offsets[mine]
+        ).any():
+            raise OutOfRangeError(f"a piece leaves {whose} pool {key} of {pool.length_bytes} bytes")
+        addresses[mine] = pool.address + offsets[mine]
+    return addresses
+
+
+def _distinct(keys: np.ndarray) -> Iterable[int]:
+    return (int(key) for key in np.unique(keys))
