@@ -220,6 +220,7 @@ class EngineProcess:
             "free": self.scheduler.kv_cache_manager.block_pool.get_num_free_blocks(),
             "statuses": statuses,
             "longest_step_s": longest,
+            "delivers": self.scheduler.requires_kv_delivery,
             "policy": self.core.vllm_config.kv_transfer_config
             and self.core.vllm_config.kv_transfer_config.kv_load_failure_policy,
             "metrics": self._metrics(),

@@ -9,9 +9,35 @@ from typing import Any
 
 import pytest
 
+from engines.engine_lab import LabEngine
 from engines.harness import vllm_python
 
 pytestmark = pytest.mark.engine
+
+# What the connector leaves as vLLM has it, and why that is right.
+LEFT = {
+    "bind_kv_cache_manager": "calls bind_gpu_block_pool, which is all that is needed",
+    "clear_connector_metadata": "vLLM's own bookkeeping",
+    "finish_forward": "for caches that are written by streams of a device",
+    "get_block_ids_with_load_errors": "a failed load names its request, see get_transfer_results",
+    "get_finished": "see get_transfer_results",
+    "get_finished_count": "all workers report: each has its part of a lease and of a load",
+    "get_kv_connector_kv_cache_events": "every server reaches the pool, so that its blocks need no events",
+    "get_mem_pool_context": "for memory of devices",
+    "handle_preemptions": "blocks that are saved are held, and streams see a preemption by its number",
+    "has_connector_metadata": "vLLM's own bookkeeping",
+    "has_pending_block_frees": "False: a save on a node that hangs would hold up whoever needs a block",
+    "register_finished_partial_tail": "False: the pool has whole blocks",
+    "request_finished": "request_finished_all_groups is called instead, whatever the number of groups",
+    "requires_kv_delivery": "True for producers: a hand-off is a promise; what is only saved may be lost",
+    "requires_piecewise_for_cudagraph": "False: what a graph does not announce is read after the step",
+    "reset_capture_state": "nothing is captured",
+    "role": "vLLM's own bookkeeping",
+    "set_host_xfer_buffer_ops": "for caches that are copied through host memory",
+    "set_xfer_handshake_metadata": "set_xfer_handshake_metadata_pp_aware is called instead",
+    "supports_divergent_local_hybrid_hits": "False: states are handed off whole, not restored in part",
+    "take_events": "see get_kv_connector_kv_cache_events",
+}
 
 SCRIPT = Path(__file__).parents[1] / "vllm_interface.py"
 KNOWN = SCRIPT.with_suffix(".json")
@@ -38,6 +64,17 @@ def test_what_we_use_of_vllm_is_as_we_know_it() -> None:
     assert not different, (
         "\n".join(different) + f"\nadapt the connector, then renew {KNOWN.name} as {SCRIPT.name} says"
     )
+
+
+def test_what_is_left_as_vllm_has_it_was_decided() -> None:
+    known = json.loads(KNOWN.read_text(encoding="utf-8"))
+    assert set(known["KV connectors"]) - set(known["KVFerryConnector"]) == set(LEFT)
+
+
+def test_who_must_deliver_what_it_computed(prefill: LabEngine, decode: LabEngine) -> None:
+    """After a preemption a prefill engine computes anew what it hands off; a decode engine need not."""
+    assert prefill.state()["delivers"] is True
+    assert decode.state()["delivers"] is False
 
 
 def test_changes_are_named() -> None:
