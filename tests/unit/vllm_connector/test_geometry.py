@@ -5,6 +5,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+from _vllm_engine import geometry_of
 from _vllm_shapes import (
     BLOCK,
     NUM_BLOCKS,
@@ -28,12 +29,10 @@ BLOCK_BYTES = 2 * BLOCK * 8 * 4
 
 
 def build(caches=None, *specs, isa="AVX2", ranks=FIRST, layout="OPAQUE", config=None, **parallel):
-    caches = caches or kv_caches()
-    kv_config = kv_cache_config(*specs, layers=len(caches) // max(1, len(specs)))
-    return build_geometry(
-        config or vllm_config(**parallel),
-        kv_config,
-        cache_memory(caches),
+    return geometry_of(
+        caches or kv_caches(),
+        *specs,
+        config=config or vllm_config(**parallel),
         ranks=ranks,
         instruction_set=isa,
         measure=lambda _block: layout,

@@ -9,98 +9,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from _pool import Later, at_once, hashes
-from _vllm_shapes import BLOCK, Blocks, Status, kv_cache_config, kv_caches, request, vllm_config
-from kvferry.config import load_config
+from _pool import Later, hashes
+from _vllm_engine import VllmEngine
+from _vllm_shapes import BLOCK, Blocks, Status, kv_cache_config, request
 from kvferry.errors import UnsupportedError
-from kvferry.layout import cache_memory
-from kvferry.pool import (
-    GroupShape,
-    Lookups,
-    PoolKeys,
-    PoolLimits,
-    PoolScheduler,
-    PoolWorker,
-    identity_of,
-)
 from kvferry.testing import FakeNetwork
 from kvferry.testing.fake_store import FakeStore
-from kvferry.worker import WorkerHalf
 from kvferry_vllm import _support
-from kvferry_vllm.geometry import Ranks, build_geometry
-from kvferry_vllm.scheduler import EngineFacts, SchedulerHalf
-
-
-class BlockPool:
-    """vLLM's block pool, as far as saves use it."""
-
-    def __init__(self, count: int) -> None:
-        self.blocks = [SimpleNamespace(block_id=index, ref_cnt=1) for index in range(count)]
-
-    def touch(self, blocks: Any) -> None:
-        for block in blocks:
-            block.ref_cnt += 1
-
-    def free_blocks(self, blocks: Any) -> None:
-        for block in blocks:
-            block.ref_cnt -= 1
-
-    def held(self) -> list[int]:
-        return [block.block_id for block in self.blocks if block.ref_cnt > 1]
-
-
-class Engine:
-    """One vLLM engine with one worker, in one thread."""
-
-    def __init__(self, network: FakeNetwork, store: FakeStore, *, save_generated: bool = True) -> None:
-        self.caches = kv_caches()
-        self.block_pool = BlockPool(16)
-        memory = cache_memory(self.caches)
-        geometry = build_geometry(
-            vllm_config(),
-            kv_cache_config(),
-            memory,
-            ranks=Ranks(),
-            instruction_set="AVX2",
-            measure=lambda _block: "OPAQUE",
-        )
-        config = load_config({}, environ={})
-
-        def make_pool(_config: Any, blocks: Any, _buffers: Any, *, rank: int) -> Any:
-            worker = PoolWorker(
-                lambda: store, blocks, rank=rank, loads=at_once, saves=at_once, limits=PoolLimits()
-            )
-            return SimpleNamespace(worker=worker, start_loads=worker.start_loads, close=lambda: None)
-
-        self.worker = WorkerHalf(
-            config, pools=True, make_engine=lambda _, metadata: network.engine(metadata), make_pool=make_pool
-        )
-        facts = EngineFacts("e", (BLOCK,), True, True, 30.0, save_generated)
-        self.scheduler = SchedulerHalf(facts)
-        self.scheduler.set_workers({0: self.worker.register(memory, geometry)})
-        keys = PoolKeys(identity_of(geometry, hashing="sha256"), [GroupShape(BLOCK)])
-        lookups = Lookups(lambda: store, keys.groups, ranks=1, submit=at_once, timeout_s=1.0)
-        front = SimpleNamespace(scheduler=PoolScheduler(keys, lookups, max_held=0), close=lambda: None)
-        self.scheduler.set_pool(front, self.block_pool, 1.0)
-
-    def step(self, scheduled: dict[str, int] | None = None, blocks: list[int] | None = None) -> Any:
-        state = SimpleNamespace(get_block_ids=lambda _: (blocks,))
-        self.scheduler.scheduled(
-            SimpleNamespace(num_scheduled_tokens=scheduled or {}, kv_connector_block_state=state)
-        )
-        orders = self.scheduler.take_orders()
-        self.worker.start_step(orders)
-        self.worker.end_step(orders)
-        ended = self.worker.take_ended()
-        self.scheduler.planner.loads_ended(ended.received, ended.failed)
-        return ended
-
-    def report_saved(self) -> None:
-        saved = self.worker.take_saved()
-        self.scheduler.planner.saves_ended({} if saved is None else saved.ended)
-
-    def block(self, block: int) -> np.ndarray:
-        return np.stack([tensor.array[block] for tensor in self.caches.values()])
 
 
 @pytest.fixture
@@ -111,11 +26,10 @@ def network() -> FakeNetwork:
 @pytest.fixture
 def engines(network):
     store = FakeStore()
-    made = [Engine(network, store), Engine(network, store)]
+    made = [VllmEngine(network, store), VllmEngine(network, store)]
     yield made
     for engine in made:
-        engine.worker.close()
-        engine.scheduler.planner.close()
+        engine.close()
 
 
 def asked(name: str, tokens: int, params: Any = None, **changes: Any) -> Any:
@@ -123,7 +37,7 @@ def asked(name: str, tokens: int, params: Any = None, **changes: Any) -> Any:
     return request(name, prompt, params, block_hashes=hashes(prompt, BLOCK), **changes)
 
 
-def computed(engine: Engine, name: str, tokens: int, blocks: list[int], params: Any = None) -> Any:
+def computed(engine: VllmEngine, name: str, tokens: int, blocks: list[int], params: Any = None) -> Any:
     """A request that is computed in one step and saved."""
     one = asked(name, tokens, params)
     engine.scheduler.on_new_request(one)
@@ -217,7 +131,7 @@ def test_a_failed_part_fails_the_load_and_the_pool_is_not_asked_again(engines, n
 
 def test_generated_blocks_are_saved_or_not(network):
     for wanted, blocks in ((True, [4, 5, 6]), (False, [4, 5])):
-        engine = Engine(network, FakeStore(), save_generated=wanted)
+        engine = VllmEngine(network, FakeStore(), save_generated=wanted)
         one = computed(engine, "a", 70, [4, 5, 6])
         one.block_hashes = hashes(range(100, 200), BLOCK)
         engine.step({"a": 30}, [4, 5, 6, 7])
@@ -236,7 +150,7 @@ def test_a_request_that_vllm_refused_is_not_looked_up(engines):
 
 def test_an_idle_step_waits_a_moment_for_what_is_under_way(network, monkeypatch):
     monkeypatch.setattr("kvferry.worker.IDLE_WAIT_S", 60.0)
-    engine = Engine(network, FakeStore())
+    engine = VllmEngine(network, FakeStore())
     assert engine.step() == (set(), set(), set())  # nothing is under way
     loads = Later()
     engine.worker._pool.worker._submit_load = loads.submit

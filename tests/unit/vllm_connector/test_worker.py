@@ -7,61 +7,13 @@ import time
 import numpy as np
 import pytest
 
-from _vllm_shapes import BLOCK, Blocks, Status, kv_cache_config, kv_caches, request, vllm_config
-from kvferry.config import load_config
+from _vllm_engine import VllmEngine
+from _vllm_shapes import BLOCK, Blocks, Status, request
 from kvferry.errors import DataCorruptError, KVFerryError
-from kvferry.layout import cache_memory
 from kvferry.testing import FakeNetwork
-from kvferry.worker import WorkerHalf
-from kvferry_vllm.geometry import Ranks, build_geometry
-from kvferry_vllm.scheduler import EngineFacts, SchedulerHalf
 
 LONG_BEFORE_S = 10.0  # a lease ends by itself after 30 s: what is freed sooner was given back
 SILENCE_S = 4.0  # whoever waits for a silent peer waits 5 s
-
-
-class Engine:
-    """One vLLM engine with one worker."""
-
-    def __init__(self, network: FakeNetwork, **options: object) -> None:
-        self.caches = kv_caches()
-        memory = cache_memory(self.caches)
-        geometry = build_geometry(
-            vllm_config(),
-            kv_cache_config(),
-            memory,
-            ranks=Ranks(),
-            instruction_set="AVX2",
-            measure=lambda _block: "OPAQUE",
-        )
-        config = load_config(options, environ={})
-
-        def make_engine(_options, metadata):
-            self.transfer = network.engine(metadata)
-            return self.transfer
-
-        self.worker = WorkerHalf(config, make_engine=make_engine)
-        self.scheduler = SchedulerHalf(EngineFacts("e", (BLOCK,), True, True, config.handoff.lease_s))
-        self.scheduler.set_workers({0: self.worker.register(memory, geometry)})
-
-    def block(self, block: int) -> np.ndarray:
-        return np.stack([tensor.array[block] for tensor in self.caches.values()])
-
-    def step(self):
-        self.worker.start_step(self.scheduler.take_orders())
-        ended = self.worker.take_ended()
-        self.scheduler.planner.loads_ended(ended.received, ended.failed)
-        return ended
-
-    def until(self, what, timeout_s=10.0):
-        """Step until `what(ended)` is true; return the ended that made it so."""
-        deadline = time.monotonic() + timeout_s
-        while time.monotonic() < deadline:
-            ended = self.step()
-            if what(ended):
-                return ended
-            time.sleep(0.005)
-        raise AssertionError("not within the time allowed")
 
 
 @pytest.fixture
@@ -71,12 +23,12 @@ def network():
 
 @pytest.fixture
 def engines(network):
-    made = [Engine(network), Engine(network)]
+    made = [VllmEngine(network), VllmEngine(network)]
     for engine in made:
         engine.step()  # no request finishes before its engine's first step
     yield made
     for engine in made:
-        engine.worker.close()
+        engine.close()
 
 
 PROMPT = list(range(70))
@@ -187,7 +139,7 @@ def test_an_engines_own_lease_is_given_back_without_a_connection(engines):
 
 
 def test_expired_lease_is_reported_once(network):
-    p = Engine(network, handoff={"lease_s": 1.0})
+    p = VllmEngine(network, handoff={"lease_s": 1.0})
     try:
         prefill(p)
         assert p.until(lambda ended: ended.sent, timeout_s=5.0).sent == {"p1"}
@@ -198,8 +150,8 @@ def test_expired_lease_is_reported_once(network):
 
 
 def test_shut_down_twice_and_used_afterwards(network):
-    engine = Engine(network)
-    engine.worker.close()
-    engine.worker.close()
+    engine = VllmEngine(network)
+    engine.close()
+    engine.close()
     with pytest.raises(KVFerryError, match="shut down"):
         engine.worker.take_ended()
