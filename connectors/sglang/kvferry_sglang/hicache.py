@@ -158,6 +158,15 @@ class KVFerryHiCache(HiCacheStorage):
             for each in transfers
         }
 
+    def has(self, transfer: PoolTransfer) -> bool:
+        """Say whether all pages of a transfer are there."""
+
+        def found() -> bool:
+            names = self._pool(transfer.name).names.of(transfer.keys or [])
+            return bool(self._store.present(names).all())
+
+        return self._safely("look-up", False, found)
+
     # Pages one behind the other in buffers of SGLang's, where `interface_v1` is not set
 
     def exists(self, key: str) -> bool:

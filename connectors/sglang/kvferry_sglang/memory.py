@@ -37,7 +37,7 @@ class PageMemory:
         first, self._lengths = self._page_at(0)
         self._first, self._slot_bytes = first, self._strides(first)
         self.page_bytes = int(self._lengths.sum())
-        spans = [(each.data_ptr(), each.data_ptr() + each.nbytes) for each in self.buffers]
+        spans = [(each.data_ptr(), each.data_ptr() + _size(each)) for each in self.buffers]
         self._spans = np.array(sorted(spans), dtype=np.uint64).reshape(-1, 2)
 
     def describe(self) -> str:
@@ -103,7 +103,12 @@ class PageMemory:
 
 
 def _buffers(pool: Any) -> list[Any]:
-    """Return the tensors that pages lie in."""
+    """Return the tensors or storages that pages lie in."""
     found = getattr(pool, "get_hybrid_pool_buffer", None)
     buffers = found() if found is not None else [getattr(pool, "kv_buffer", None)]
-    return [each for each in buffers if each is not None and each.nbytes]
+    return [each for each in buffers if each is not None and _size(each)]
+
+
+def _size(buffer: Any) -> int:
+    """Return the bytes of a tensor or of a storage, which says so by a method."""
+    return int(buffer.nbytes() if callable(buffer.nbytes) else buffer.nbytes)

@@ -12,10 +12,12 @@ from __future__ import annotations
 import json
 import os
 import sys
+import time
 import traceback
 import types
 import unittest
 import zlib
+from array import array
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, NamedTuple
@@ -31,13 +33,16 @@ from sglang.srt.plugins import load_plugins  # noqa: E402
 load_plugins()
 
 from sglang.srt.environ import envs  # noqa: E402
-from sglang.srt.mem_cache.base_prefix_cache import CacheRequestHandle  # noqa: E402
+from sglang.srt.mem_cache.base_prefix_cache import CacheRequestHandle, MatchPrefixParams  # noqa: E402
+from sglang.srt.mem_cache.radix_cache import RadixKey  # noqa: E402
 from sglang.srt.mem_cache.unified_cache.components.base import ComponentType  # noqa: E402
-from sglang.srt.runtime_context import get_parallel  # noqa: E402
+from sglang.srt.runtime_context import get_parallel, get_server_args  # noqa: E402
 from sglang.srt.server_args import ServerArgs, set_global_server_args_for_scheduler  # noqa: E402
 from sglang.test.kits.unified_radix_cache import fixtures  # noqa: E402
 from sglang.test.kits.unified_radix_cache.config import CacheConfig  # noqa: E402
 from sglang.test.kits.unified_radix_cache.storage import UnifiedRadixCacheStorageFixtures  # noqa: E402
+
+from kvferry_sglang.linker import KVFerryLinker  # noqa: E402
 
 PAGES = 6
 FULL = CacheConfig(page_size=16, components=(ComponentType.FULL,), num_layers=4)
@@ -255,6 +260,61 @@ def clear(case: Case) -> None:
         assert engine.prefetch() == 0
 
 
+@contextmanager
+def direct(case: Case) -> Iterator[Engine]:
+    """An engine whose cache has the pool right behind it, without a level in the host's memory."""
+    engine = Engine()
+    engine.case, engine.cfg = case, case.model
+    engine.tree, engine.allocator, engine.requests = fixtures.build_fixture(case.model)
+    with get_parallel().override(tp_rank=0, tp_size=1, pp_rank=0, pp_size=1):
+        linker = KVFerryLinker(
+            get_server_args(),
+            engine.tree.cache_init_params,
+            components=set(case.model.components),
+            extra_config={"pool.namespace": "direct"},
+        )
+        engine.tree.init_cache_linker(linker)
+        try:
+            yield engine
+        finally:
+            engine.tree.linker.close()
+            engine.doCleanups()
+
+
+def match(engine: Engine, request: Any) -> int:
+    """Look the prompt up; return how many tokens of it the pool has."""
+    key = RadixKey(array("q", engine.prompt))
+    found = engine.tree.match_prefix(MatchPrefixParams(key=key, req=request))
+    engine._apply_match_to_req(request, found)
+    return int(found.host_hit_length)
+
+
+def without_a_host_level(case: Case) -> None:
+    with direct(case) as first, direct(case) as second:
+        for _, buffer in first.buffers():
+            buffer[:] = torch.randn(buffer.shape).to(buffer.dtype)
+        first._insert(first.tree, first.allocator, first.requests, first.prompt)
+        rows = first.rows(fixtures.match_prefix(first.tree, first.prompt).last_device_node)["full"]
+        deadline = time.monotonic() + 30
+        while first.tree.linker.pending_offloads and time.monotonic() < deadline:
+            first.tree.check_hicache_events()
+            time.sleep(0.01)
+        request = second._make_req(second.requests)
+        assert match(second, request) == len(second.prompt)
+        assert second.tree.linker.load_back(request)[0] == len(second.prompt)
+        assert second.tree.ready_to_load_host_cache() >= 0
+        loaded = second.tree.linker.private_load_indices[request.rid]
+        assert second.tree.linker.finish_loads() == []
+        for (_, there), (_, here) in zip(first.buffers(), second.buffers(), strict=True):
+            assert torch.equal(there[rows], here[loaded])
+        # what has left the pool meanwhile is computed
+        late = second._make_req(second.requests)
+        assert match(second, late) == len(second.prompt)
+        second.tree.linker.cache_linker._storage.clear()
+        assert second.tree.linker.load_back(late)[0] == 0
+        assert match(second, second._make_req(second.requests)) == 0
+
+
 def run(name: str, job: Callable[[Case], None], case: Case) -> None:
     try:
         job(case)
@@ -265,7 +325,8 @@ def run(name: str, job: Callable[[Case], None], case: Case) -> None:
     print(json.dumps({"case": name, "error": error}), flush=True)
 
 
-OTHERS = {each.__name__: each for each in (nothing_of_others, failing_backend, detach_and_attach, clear)}
+JOBS = (nothing_of_others, failing_backend, without_a_host_level, detach_and_attach, clear)
+OTHERS = {each.__name__: each for each in JOBS}
 
 
 def main() -> None:

@@ -24,7 +24,7 @@ CASES = [
     "by buffers",
     "shared host pool",
 ]
-OTHERS = ("nothing_of_others", "failing_backend", "detach_and_attach", "clear")
+OTHERS = ("nothing_of_others", "failing_backend", "without_a_host_level", "detach_and_attach", "clear")
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(300)]
 
