@@ -162,7 +162,7 @@ _WITH_TORCH = {"vllm": _build_vllm, "sglang": _build_sglang, "bench-peers": _bui
 
 
 # Environments that are others with a few packages more, or in other versions.
-_ON_TOP_OF = {"lmcache": "vllm", "lmdeploy": "vllm", "peers": "vllm"}
+_ON_TOP_OF = {"lmcache": "vllm", "lmdeploy": "vllm", "peers": "vllm", "sglang-peers": "sglang"}
 
 
 def _ensure_layered(name: str) -> Path:
@@ -178,8 +178,8 @@ def _ensure_layered(name: str) -> Path:
 
 
 def ensure_env(name: str) -> Path:
-    """The cached environment `build`, `dev`, `vllm`, `sglang`, `lmcache`, `lmdeploy`, `peers` (other people's
-    proxies) or `bench-peers`, without KVFerry.
+    """The cached environment `build`, `dev`, `vllm`, `sglang`, `lmcache`, `lmdeploy`, `peers` and
+    `sglang-peers` (other people's proxies) or `bench-peers`, without KVFerry.
 
     Raises ToolError with what to do.
     """

@@ -124,6 +124,7 @@ def _engines(context: Context) -> list[Command]:
 
 def _sglang(context: Context) -> list[Command]:
     env = {"KVFERRY_SGLANG_PYTHON": str(python_of(ensure_overlay("sglang")))}
+    env["KVFERRY_SGLANG_PEERS_PYTHON"] = str(python_of(ensure_env("sglang-peers")))
     folders = sorted(str(folder.relative_to(ROOT)) for folder in ROOT.glob("tests/engines/sglang*"))
     return [_pytest(context, "pytest SGLang", *folders, "--durations=15", env=env, timeout_s=1200.0)]
 

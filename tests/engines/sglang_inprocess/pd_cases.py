@@ -313,6 +313,34 @@ def pages_of_another_size_are_refused_with_the_reason(made: World) -> None:
 
 
 @case
+def a_prefill_server_that_does_not_fit_fails_its_requests_only(made: World) -> None:
+    prefill, decode = made.prefill(), made.decode()
+    made.bootstrap.page_size = 32
+    request = Request(made, prefill, decode, SOME, OTHERS)
+    manager = decode[0].manager
+    assert manager.try_ensure_parallel_info(made.address) is False
+    from kvferry_sglang.pd import conn
+
+    receiver = conn.KVFerryKVReceiver(manager, made.address, request.room)
+    request.receivers.append(receiver)
+    receiver.abort()  # what SGLang's scheduler does after some attempts
+    assert "Page size mismatch" in request.failed()
+    made.bootstrap.page_size = 4
+    Request(made, prefill, decode, SOME, OTHERS).receive().send().done()
+
+
+@case
+def a_prefill_process_that_was_started_anew_is_used_at_once(made: World) -> None:
+    first, decode = made.prefill(), made.decode()
+    Request(made, first, decode, SOME, OTHERS).receive().send().done()
+    first[0].manager.engine.close()  # it is killed
+    until(lambda: made.address not in decode[0].manager.prefill_info_table, "the loss being noticed")
+    second = made.prefill()  # the same address, other ports
+    second[0].fill(7)
+    Request(made, second, decode, SOME, OTHERS).receive().send().done()
+
+
+@case
 def a_transfer_of_a_large_prompt_is_one_plan_with_few_pieces(made: World) -> None:
     prefill, decode = made.prefill(), made.decode()
     pages = list(range(PAGES))

@@ -18,7 +18,7 @@ PROGRAM = Path(__file__).with_name("pd_cases.py")
 CASES = re.findall(r"^@case\ndef (\w+)", PROGRAM.read_text(), re.MULTILINE)
 TIMEOUT_S = 400.0
 
-pytestmark = pytest.mark.engine
+pytestmark = [pytest.mark.engine, pytest.mark.timeout(500)]  # the first runs all
 
 
 @pytest.fixture(scope="module")

@@ -7,6 +7,7 @@ What SGLang's classes do here and Mooncake's do not:
 - whatever goes wrong while a request is sent fails that request only: neither does the worker thread end with
   it, nor is a decode server given up of which one request failed;
 - the reason goes to the decode server, and so to its client;
+- a prefill server that cannot be served (another page size, say) fails its requests, not the decode server;
 - messages that are not what they should be are dropped, and do not end the thread that reads them;
 - a decode server notices the end of a prefill process in a fraction of a second.
 """
@@ -21,6 +22,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
 import torch
+from sglang.srt.disaggregation.base.conn import KVPoll
 from sglang.srt.disaggregation.common.conn import ABORT_TAG
 from sglang.srt.disaggregation.common.staging_buffer import compute_head_slice_params
 from sglang.srt.disaggregation.mooncake.conn import (
@@ -77,6 +79,7 @@ class KVFerryKVManager(MooncakeKVManager):
         self, args: Any, disaggregation_mode: Any, server_args: Any, is_mla_backend: bool | None = False
     ) -> None:
         self._watch: PrefillWatch | None = None
+        self.refusals: dict[str, str] = {}  # bootstrap addresses of prefill servers that do not fit, and why
         super().__init__(args, disaggregation_mode, server_args, is_mla_backend)
         if self.disaggregation_mode == DisaggregationMode.PREFILL:
             self.failed_sessions = LostSessions(self.engine.is_lost)
@@ -266,6 +269,21 @@ class KVFerryKVManager(MooncakeKVManager):
         self._greeter.submit(self._greet, session)
         return mismatch
 
+    def try_ensure_parallel_info(self, bootstrap_addr: str) -> bool:
+        """Learn a prefill server's shape; false, with a reason in `refusals`, where it does not fit ours.
+
+        SGLang's own version raises then, in the scheduler's loop, which ends the decode server.
+        """
+        try:
+            known: bool = super().try_ensure_parallel_info(bootstrap_addr)
+        except (RuntimeError, AssertionError) as error:
+            logger.error("prefill server %s does not fit this decode server: %s", bootstrap_addr, error)
+            self.refusals[bootstrap_addr] = str(error)
+            return False
+        if known:
+            self.refusals.pop(bootstrap_addr, None)
+        return known
+
     def _greet(self, session: str) -> None:
         try:
             self.engine.reach(session)
@@ -326,7 +344,7 @@ class KVFerryKVManager(MooncakeKVManager):
         self.send_kv_status_message(
             targets=[(request.endpoint, request.dst_port)],
             bootstrap_room=request.room,
-            status=0,
+            status=KVPoll.Failed,
             failure_reason="the prefill server was started anew and does not know this decode server yet",
         )
         return False
@@ -351,6 +369,17 @@ class KVFerryKVSender(MooncakeKVSender):
 
 class KVFerryKVReceiver(MooncakeKVReceiver):
     """One request on the decode server."""
+
+    conclude_state: Any
+
+    def abort(self) -> None:
+        """End the request; with the reason where it is ended because its prefill server does not fit."""
+        reason = self.kv_mgr.refusals.get(self.bootstrap_addr)
+        if reason is not None and self.conclude_state is None:
+            self.kv_mgr.record_failure(self.bootstrap_room, reason)
+            self.kv_mgr.update_status(self.bootstrap_room, KVPoll.Failed)
+            self.conclude_state = KVPoll.Failed
+        super().abort()
 
 
 class KVFerryKVBootstrapServer(MooncakeKVBootstrapServer):
