@@ -176,19 +176,37 @@ def an_abort_of_the_prefill_server_reaches_the_decode_server(made: World) -> Non
     prefill, decode = made.prefill(), made.decode()
     request = Request(made, prefill, decode, SOME, OTHERS).receive().send(0, 2)
     until(lambda: prefill[0].writes, "the first chunk")
-    prefill[0].manager.conclude_failure(bootstrap_room=request.room, failure_reason="given up")
-    assert "given up" in request.failed()
+    request.senders[0].abort()
+    assert "aborted the request" in request.failed()
     Request(made, prefill, decode, SOME, OTHERS).receive().send().done()
 
 
 @case
-def an_abort_before_the_decode_server_has_come_is_remembered_by_nobody(made: World) -> None:
+def a_decode_server_that_comes_after_the_abort_is_told_of_it(made: World) -> None:
     prefill, decode = made.prefill(), made.decode()
+    Request(made, prefill, decode, SOME, OTHERS).receive().send().done()
     request = Request(made, prefill, decode, SOME, OTHERS)
     request.senders[0].abort()
-    assert request.status() == {FAILED}
     request.senders[0].clear()
+    assert request.status() == {FAILED}
+    assert "aborted the request" in request.receive().failed()
+    assert request.room not in prefill[0].manager.transfer_infos
     Request(made, prefill, decode, SOME, OTHERS).receive().send().done()
+
+
+@case
+def aborts_that_cross_the_decode_servers_message_reach_it(made: World) -> None:
+    prefill, decode = made.prefill(), made.decode()
+    Request(made, prefill, decode, SOME, OTHERS).receive().send().done()
+    for turn in range(40):
+        request = Request(made, prefill, decode, SOME, OTHERS)
+        crossing = threading.Timer(turn * 0.0002, request.senders[0].abort)
+        crossing.start()
+        request.receive()
+        crossing.join(60)
+        assert "aborted the request" in request.failed()
+        request.senders[0].clear()
+        assert request.room not in prefill[0].manager.transfer_infos
 
 
 @case

@@ -4,6 +4,8 @@ engines over loopback, without SGLang."""
 from __future__ import annotations
 
 import queue
+import subprocess
+import sys
 from collections.abc import Iterator
 
 import numpy as np
@@ -153,6 +155,20 @@ def test_messages_that_are_no_greeting_are_dropped(servers: tuple[Server, Server
         assert lost.get(timeout=WAIT_S) == HELLO
     finally:
         watch.close()
+
+
+def test_a_process_that_still_watches_ends_in_order() -> None:
+    program = (
+        "from kvferry.config import TransferOptions\n"
+        "from kvferry_sglang.pd.engine import PDEngine\n"
+        "from kvferry_sglang.pd.watch import PrefillWatch\n"
+        "engine = PDEngine(TransferOptions())\n"
+        "watch = PrefillWatch(engine.engine, print)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 def test_a_session_counts_as_failed_only_while_it_cannot_be_reached() -> None:

@@ -6,7 +6,7 @@ What SGLang's classes do here and Mooncake's do not:
   each layer;
 - whatever goes wrong while a request is sent fails that request only: neither does the worker thread end with
   it, nor is a decode server given up of which one request failed;
-- the reason goes to the decode server, and so to its client;
+- the reason goes to the decode server, and so to its client; so does an abort on the prefill server;
 - a prefill server that cannot be served (another page size, say) fails its requests, not the decode server;
 - messages that are not what they should be are dropped, and do not end the thread that reads them;
 - a decode server notices the end of a prefill process in a fraction of a second.
@@ -17,6 +17,7 @@ from __future__ import annotations
 import functools
 import logging
 import struct
+from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
@@ -48,6 +49,7 @@ logger = logging.getLogger(__name__)
 Status = TypeVar("Status")
 # What decoding a message of the wrong form raises.
 _MALFORMED = (ValueError, IndexError, struct.error, RuntimeError, TypeError)
+_MOST_ABORTED = 4096  # rooms remembered, for decode servers that come late
 _STAGING_TAGS = (b"WATERMARK", b"STAGING_RSP", b"STAGING_REQ", b"CHUNK_READY")
 
 
@@ -79,6 +81,8 @@ class KVFerryKVManager(MooncakeKVManager):
         self, args: Any, disaggregation_mode: Any, server_args: Any, is_mla_backend: bool | None = False
     ) -> None:
         self._watch: PrefillWatch | None = None
+        self._aborted: OrderedDict[int, None] = OrderedDict()  # rooms, the latest last
+        self._handed_on: int | None = None  # the room of the message that SGLang's thread got last
         self.refusals: dict[str, str] = {}  # bootstrap addresses of prefill servers that do not fit, and why
         super().__init__(args, disaggregation_mode, server_args, is_mla_backend)
         if self.disaggregation_mode == DisaggregationMode.PREFILL:
@@ -89,7 +93,7 @@ class KVFerryKVManager(MooncakeKVManager):
         prefill = self.disaggregation_mode == DisaggregationMode.PREFILL
         hello = Hello(self.local_ip, int(self.rank_port)) if prefill else None
         self.engine = PDEngine(device=get_device().device, hello=hello)
-        self._greeter = ThreadPoolExecutor(1, thread_name_prefix="kvferry-greeter")
+        self._errands = ThreadPoolExecutor(1, thread_name_prefix="kvferry-errands")
         if not prefill:
             self._watch = PrefillWatch(self.engine.engine, self._prefill_lost)
         logger.info("kvferry %s listens at %s", self.disaggregation_mode.value, self.get_session_id())
@@ -108,7 +112,7 @@ class KVFerryKVManager(MooncakeKVManager):
         """End the engine, and with it every registration; the last step of `teardown`."""
         if self._watch is not None:
             self._watch.close()
-        self._greeter.shutdown(wait=False, cancel_futures=True)
+        self._errands.shutdown(wait=False, cancel_futures=True)
         self.engine.close()
         if hasattr(self, "connection_pool"):
             with self.connection_lock:
@@ -262,11 +266,32 @@ class KVFerryKVManager(MooncakeKVManager):
         if any(map(self.engine.may_land_late, list(self.transfer_infos.get(room, ())))):
             super()._poison_unsettled_send(room)
 
+    def room_opened(self, room: int) -> None:
+        """A request begins; whatever had the number before it is forgotten."""
+        self._aborted.pop(room, None)
+
+    def room_aborted(self, room: int) -> None:
+        """Tell a request's decode ranks, those that are heard of later included, that nothing will come."""
+        self._aborted[room] = None
+        while len(self._aborted) > _MOST_ABORTED:
+            self._aborted.popitem(last=False)
+        self._tell_aborted(room, self._room_notify_targets(room))
+
+    def _tell_aborted(self, room: int, targets: list[tuple[str, int]]) -> None:
+        # Not by the scheduler's thread: a message to a process that is gone may wait.
+        self._errands.submit(
+            self.send_kv_status_message,
+            targets=targets,
+            bootstrap_room=room,
+            status=KVPoll.Failed,
+            failure_reason="the prefill server aborted the request",
+        )
+
     # Peers.
 
     def _publish_peer_registration(self, session: str, decode_kv_args: Any) -> str | None:
         mismatch: str | None = super()._publish_peer_registration(session, decode_kv_args)
-        self._greeter.submit(self._greet, session)
+        self._errands.submit(self._greet, session)
         return mismatch
 
     def try_ensure_parallel_info(self, bootstrap_addr: str) -> bool:
@@ -315,6 +340,7 @@ class KVFerryKVManager(MooncakeKVManager):
         check = self._is_for_prefill if prefill else self._is_for_decode
 
         def receive_checked() -> Any:
+            self._look_back()
             message = receive()
             if message is None:
                 return None
@@ -339,7 +365,11 @@ class KVFerryKVManager(MooncakeKVManager):
             return True
         request = TransferInfo.from_zmq(message)
         _port_of(request.mooncake_session_id)
+        if request.room in self._aborted:
+            self._tell_aborted(request.room, [(request.endpoint, request.dst_port)])
+            return False
         if request.mooncake_session_id in self.decode_kv_args_table:
+            self._handed_on = request.room
             return True
         self.send_kv_status_message(
             targets=[(request.endpoint, request.dst_port)],
@@ -348,6 +378,14 @@ class KVFerryKVManager(MooncakeKVManager):
             failure_reason="the prefill server was started anew and does not know this decode server yet",
         )
         return False
+
+    def _look_back(self) -> None:
+        """See to a request that was aborted while SGLang's thread took its message in."""
+        room, self._handed_on = self._handed_on, None
+        if room is not None and room in self._aborted:
+            self._tell_aborted(room, self._room_notify_targets(room))
+            self.transfer_infos.pop(room, None)
+            self.req_to_decode_prefix_len.pop(room, None)
 
     def _is_for_decode(self, message: list[bytes]) -> bool:
         if message[0] in _STAGING_TAGS:
@@ -365,6 +403,15 @@ class KVFerryKVSender(MooncakeKVSender):
 
     # Page numbers are left on the device, and waited for by the worker thread, only where CUDA is.
     supports_host_tensor_indices = torch.cuda.is_available()
+
+    def __init__(self, mgr: Any, bootstrap_addr: str, bootstrap_room: int, *args: Any, **kwargs: Any) -> None:
+        mgr.room_opened(bootstrap_room)
+        super().__init__(mgr, bootstrap_addr, bootstrap_room, *args, **kwargs)
+
+    def abort(self) -> None:
+        """End the request, and tell the decode server, which would wait for it."""
+        super().abort()
+        self.kv_mgr.room_aborted(self.bootstrap_room)
 
 
 class KVFerryKVReceiver(MooncakeKVReceiver):

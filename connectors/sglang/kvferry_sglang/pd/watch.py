@@ -6,6 +6,7 @@ connection between the transfer engines of two processes breaks in the moment on
 
 from __future__ import annotations
 
+import atexit
 import logging
 import threading
 from collections.abc import Callable
@@ -33,9 +34,12 @@ class PrefillWatch:
         self._ending = threading.Event()
         self._thread = threading.Thread(target=self._run, name="kvferry-prefill-watch", daemon=True)
         self._thread.start()
+        # A thread that comes back from native code while Python shuts down would end the process by abort().
+        atexit.register(self.close)
 
     def close(self) -> None:
         """End the thread; idempotent."""
+        atexit.unregister(self.close)
         self._ending.set()
         if self._thread is not threading.current_thread():
             self._thread.join(END_S)
