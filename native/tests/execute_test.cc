@@ -202,25 +202,6 @@ TEST_P(Execute, ACancelSaysNothingTwice) {
   EXPECT_EQ((*transfer)->status().message(), "1 of 1 pieces failed: the transfer was cancelled by its owner");
 }
 
-// As a disk does that answers after 7 s: nobody may take the memory away before that.
-TEST(ExecuteDeadline, ATransferThatCannotBeEndedIsLeftUnderWay) {
-  EngineOptions options = options_for({"shm"});
-  options.fault_plan = "local:stuck=7000@1x1";
-  auto engine = make_engine(options);
-  Buffer from = register_buffer(*engine, 4096, 1), to = register_buffer(*engine, 4096, 2);
-  const std::vector<Piece> pieces{{to.region.key.id, from.region.key.id, 0, 0, 4096}};
-  const auto plan = engine->prepare(engine->self(), pieces, Op::kRead);
-  ASSERT_TRUE(plan.ok()) << plan.status().to_string();
-  SubmitOptions hurried;
-  hurried.timeout = milliseconds(50);
-  const auto transfer = engine->execute(*plan, hurried);
-  EXPECT_EQ(transfer.status().code(), Code::kDeadlineExceeded) << transfer.status().to_string();
-  EXPECT_EQ(engine->self()->stats().unsettled_transfers, 1u);
-  EXPECT_EQ(engine->unregister(to.region.key, milliseconds(1)).code(), Code::kDeadlineExceeded);
-  EXPECT_OK(engine->unregister(to.region.key, kPatience));
-  EXPECT_TRUE(eventually([&] { return engine->self()->stats().unsettled_transfers == 0; }));
-}
-
 TEST(SubmitCopies, SmallTransfersOfOneHostAtOnce) {
   Pair pair(options_for({"shm"}));
   const auto small = pair.plan(65536), large = pair.plan(1u << 20);

@@ -141,6 +141,51 @@ TEST(Fault, HangsEndAtTheDeadline) {
   EXPECT_LT(transfer->seconds(), 1.0);
 }
 
+// One lane, which hangs and comes to life long after its transfer was given up.
+struct LateLane {
+  LateLane(const char* transport, const char* security, Op what) : op(what) {
+    EngineOptions options = secured(options_for({transport}), security);
+    options.tcp_streams = options.shm_lanes = 1;
+    b = make_engine(options);
+    options.fault_plan = "*:late=6000@1x1";
+    a = make_engine(options);
+    near = register_buffer(*a, 65536, 1);
+    far = register_buffer(*b, 65536, 2);
+    peer = connect(*a, *b);
+    SubmitOptions hurried;
+    hurried.timeout = milliseconds(200);
+    transfer = *start(*a, peer, {{near.region.key.id, far.region.key.id, 0, 0, 65536}}, op, hurried);
+  }
+  Op op;
+  Buffer near, far;
+  std::unique_ptr<Engine> a, b;
+  std::shared_ptr<Peer> peer;
+  std::shared_ptr<Transfer> transfer;
+};
+
+TEST(Fault, WhatComesToLifeLateFindsTheMemoryShut) {
+  std::vector<std::unique_ptr<LateLane>> lanes;
+  for (const Op op : {Op::kRead, Op::kWrite}) {
+    lanes.push_back(std::make_unique<LateLane>("shm", "", op));
+    lanes.push_back(std::make_unique<LateLane>("tcp", "", op));
+    lanes.push_back(std::make_unique<LateLane>("tcp", "tls", op));
+  }
+  for (const auto& lane : lanes) {
+    ASSERT_TRUE(lane->transfer->wait(kPatience));
+    const Status status = lane->transfer->status();
+    EXPECT_EQ(status.code(), Code::kDeadlineExceeded) << status.to_string();
+    EXPECT_EQ(lane->op == Op::kWrite, status.message().find("may still land") != std::string::npos);
+    EXPECT_LT(lane->transfer->seconds(), 5.0);
+    EXPECT_OK(lane->a->unregister(lane->near.region.key, milliseconds(0)));
+    std::ranges::fill(lane->near.bytes, std::byte{0xee});
+  }
+  for (const auto& lane : lanes) {
+    lane->a->close();  // it is back
+    EXPECT_TRUE(std::ranges::all_of(lane->near.bytes, [](std::byte byte) { return byte == std::byte{0xee}; }));
+    for (std::uint64_t i = 0; i < lane->far.bytes.size(); i += 13) ASSERT_EQ(lane->far.bytes[i], pattern(2, i));
+  }
+}
+
 // Whether the keeper or a broken rail comes first must not show.
 TEST(Fault, ARailThatBreaksWhenTimeIsUpIsADeadline) {
   Faulty pair("tcp:cut@2", {"tcp"});

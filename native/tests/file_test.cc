@@ -355,5 +355,31 @@ TEST_F(FileTest, CopiesWithinTheNode) {
   EXPECT_EQ(message->body, "to myself");
 }
 
+// A disk that answers after 7 s: nobody may take the memory away before that.
+TEST(FileDeadline, ATransferThatCannotBeEndedIsLeftUnderWay) {
+  const TemporaryFolder folder;
+  EngineOptions options;
+  options.fault_plan = "file:stuck=7000@1x1";
+  auto engine = make_engine(options);
+  FileOptions file_options;
+  file_options.length = 4096;
+  file_options.create = true;
+  file_options.access = kBoth;
+  const auto file = engine->open_file(folder.file("data"), file_options);
+  ASSERT_TRUE(file.ok()) << file.status().to_string();
+  Buffer to = register_buffer(*engine, 4096, 2);
+  const std::vector<Piece> pieces{{to.region.key.id, file->key.id, 0, 0, 4096}};
+  const auto plan = engine->prepare(engine->self(), pieces, Op::kRead);
+  ASSERT_TRUE(plan.ok()) << plan.status().to_string();
+  SubmitOptions hurried;
+  hurried.timeout = milliseconds(50);
+  const auto transfer = engine->execute(*plan, hurried);
+  EXPECT_EQ(transfer.status().code(), Code::kDeadlineExceeded) << transfer.status().to_string();
+  EXPECT_EQ(engine->self()->stats().unsettled_transfers, 1u);
+  EXPECT_EQ(engine->unregister(to.region.key, milliseconds(1)).code(), Code::kDeadlineExceeded);
+  EXPECT_OK(engine->unregister(to.region.key, kPatience));
+  EXPECT_TRUE(eventually([&] { return engine->self()->stats().unsettled_transfers == 0; }));
+}
+
 }  // namespace
 }  // namespace kvferry::testing

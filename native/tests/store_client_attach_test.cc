@@ -117,6 +117,27 @@ TEST(StoreClientAttach, CallsKeepTheirDeadlinesWhileAnotherAttachesAgain) {
   EXPECT_TRUE(in_time);
 }
 
+// The connection hangs, and comes to life long after the call gave up.
+TEST(StoreClientAttach, NothingIsWrittenOnceAReadHasReturned) {
+  const auto node = make_node();
+  StoreOptions options;
+  options.engine.transports = {"tcp"};
+  options.engine.tcp_streams = 1;
+  options.engine.fault_plan = "tcp:late=5800@1x1";
+  const Client client(*node, options);
+  ASSERT_TRUE(client.put("key", 'k').ok());
+  std::vector<std::byte> target(kObject);
+  ASSERT_TRUE(client.store->register_memory(target.data(), target.size()).ok());
+  const std::span<std::byte> run(target);
+  const Pieces pieces(&run, 1);
+  const std::string_view key = "key";
+  const auto got = client.store->get_into({&key, 1}, {&pieces, 1}, {milliseconds(300), {}}).at(0);
+  EXPECT_EQ(got.status.code(), Code::kDeadlineExceeded) << got.status.to_string();
+  std::ranges::fill(target, std::byte{'m'});
+  client.store->close();  // the lane is back
+  EXPECT_TRUE(std::ranges::all_of(target, [](std::byte byte) { return byte == std::byte{'m'}; }));
+}
+
 TEST(StoreClientAttach, ABrokenConnectionIsNotUsedAgain) {
   const auto node = make_node();
   const auto rpc = RpcEndpoint::create({}, nullptr, {1});

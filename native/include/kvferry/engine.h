@@ -230,12 +230,14 @@ class Plan {
   virtual std::size_t runs() const = 0;    // after merging
 };
 
+// Settles at the latest about a second after its deadline or cancel(), whatever hangs: a lane that does not come back
+// by then finds the memory shut. Only a transfer to or from a file waits for its disk, which cannot be stopped.
 class Transfer {
  public:
   virtual ~Transfer() = default;
-  virtual bool settled() const = 0;                      // no thread touches local memory any more
+  virtual bool settled() const = 0;                      // nothing of it touches local memory any more
   virtual bool wait(milliseconds timeout) = 0;           // true when settled
-  virtual void cancel() = 0;                             // settles soon, unfinished pieces kCancelled
+  virtual void cancel() = 0;                             // settles soon, as below; unfinished pieces kCancelled
   virtual Status status() const = 0;                     // meaningful once settled: OK iff every piece is OK
   virtual std::vector<Status> piece_status() const = 0;  // one per piece given to prepare, in that order
   virtual std::string transport() const = 0;             // "shm", "tcp", or "shm+tcp" when a rail was switched

@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "base/bytes.h"
+#include "base/memory_gate.h"
 #include "base/unique_fd.h"
 #include "kvferry/endpoint.h"
 #include "kvferry/status.h"
@@ -39,7 +40,11 @@ struct Wait {  // how long a call may block, and what may end it early
   Deadline deadline;
   const Interrupt* interrupt = nullptr;
   milliseconds link_timeout{0};  // not 0: kPeerLost when is_link_dead() finds so
+  MemoryGate* gate = nullptr;    // passed for each step that moves bytes; kCancelled once it is closed
 };
+
+// What a step says that did not get through the gate.
+inline Status gate_closed() { return {Code::kCancelled, "the transfer was given up"}; }
 
 struct PeerCredentials {  // as the kernel saw them when the connection was made
   pid_t pid = 0;

@@ -61,6 +61,15 @@ Status after_step(int fd, ssize_t moved, int error, const Progress& progress, co
   return ready.ok() ? ready : ready.with_context(progress.to_string());
 }
 
+// One sendmsg or recvmsg. Not OK: the gate is closed; else what the call returned, or minus its errno.
+Result<ssize_t> one_step(int fd, msghdr* message, Direction direction, const Wait& wait) {
+  const GatePass pass(wait.gate);
+  if (!pass.inside()) return gate_closed();
+  const ssize_t moved =
+      direction == Direction::kSend ? ::sendmsg(fd, message, MSG_NOSIGNAL) : ::recvmsg(fd, message, 0);
+  return moved < 0 ? -errno : moved;
+}
+
 Status move_vectored(int fd, std::span<iovec> segments, Direction direction, const Wait& wait) {
   Progress progress{direction, 0, 0};
   for (const iovec& segment : segments) progress.total += segment.iov_len;
@@ -69,9 +78,8 @@ Status move_vectored(int fd, std::span<iovec> segments, Direction direction, con
     msghdr message{};
     message.msg_iov = segments.data();
     message.msg_iovlen = std::min<std::size_t>(segments.size(), IOV_MAX);
-    const ssize_t moved =
-        direction == Direction::kSend ? ::sendmsg(fd, &message, MSG_NOSIGNAL) : ::recvmsg(fd, &message, 0);
-    KVF_RETURN_IF_ERROR(after_step(fd, moved, errno, progress, wait));
+    KVF_ASSIGN_OR_RETURN(const ssize_t moved, one_step(fd, &message, direction, wait));
+    KVF_RETURN_IF_ERROR(after_step(fd, moved, static_cast<int>(-moved), progress, wait));
     if (moved <= 0) continue;
     progress.done += static_cast<std::size_t>(moved);
     drop_front(segments, static_cast<std::size_t>(moved));
@@ -113,8 +121,8 @@ Result<std::size_t> recv_some(int fd, std::span<const iovec> segments, const Wai
   message.msg_iov = const_cast<iovec*>(segments.data());  // recvmsg does not write to it
   message.msg_iovlen = std::min<std::size_t>(segments.size(), IOV_MAX);
   for (;;) {
-    const ssize_t got = ::recvmsg(fd, &message, 0);
-    KVF_RETURN_IF_ERROR(after_step(fd, got, errno, {Direction::kReceive, 0, 1}, wait));
+    KVF_ASSIGN_OR_RETURN(const ssize_t got, one_step(fd, &message, Direction::kReceive, wait));
+    KVF_RETURN_IF_ERROR(after_step(fd, got, static_cast<int>(-got), {Direction::kReceive, 0, 1}, wait));
     if (got > 0) return static_cast<std::size_t>(got);
   }
 }

@@ -140,7 +140,9 @@ Status TlsSession::finish_handshake(bool by_certificate) {
   return {};
 }
 
-Result<TlsSession::Step> TlsSession::write_some(std::span<const iovec> segments) {
+Result<TlsSession::Step> TlsSession::write_some(std::span<const iovec> segments, MemoryGate* gate) {
+  const GatePass pass(gate);
+  if (!pass.inside()) return gate_closed();
   // A record of its own for each small piece would cost more than to copy them together. After a wait the same bytes
   // come again, as OpenSSL demands: segments only leave the front when they were sent.
   const void* data = segments.front().iov_base;
@@ -163,7 +165,9 @@ Result<TlsSession::Step> TlsSession::write_some(std::span<const iovec> segments)
   return step(result, moved, "sending");
 }
 
-Result<TlsSession::Step> TlsSession::read_some(const iovec& segment) {
+Result<TlsSession::Step> TlsSession::read_some(const iovec& segment, MemoryGate* gate) {
+  const GatePass pass(gate);
+  if (!pass.inside()) return gate_closed();
   const std::lock_guard lock(mutex_);
   errno = 0;
   library_.ERR_clear_error();
@@ -176,7 +180,7 @@ Status TlsSession::send_vectored(std::span<iovec> segments, const Wait& wait) {
   NoSigpipe guard;
   drop_front(segments, 0);
   while (!segments.empty()) {
-    const auto step = write_some(segments);
+    const auto step = write_some(segments, wait.gate);
     if (!step.ok()) return guard.check(step.status());
     if (step->moved == 0) KVF_RETURN_IF_ERROR(wait_for(fd_, step->events, wait));
     drop_front(segments, step->moved);
@@ -200,7 +204,7 @@ Result<std::size_t> TlsSession::recv_some(std::span<const iovec> segments, const
   std::size_t total = 0;
   for (iovec rest : segments) {
     while (rest.iov_len > 0) {
-      const auto step = read_some(rest);
+      const auto step = read_some(rest, wait.gate);
       if (!step.ok()) {
         const Status failed = guard.check(step.status());
         if (total == 0) return failed;

@@ -52,8 +52,8 @@ class TlsSession {
   Status handshake(TlsSide side, const Wait& wait);
   Status finish_handshake(bool by_certificate);
   Result<Step> step(int result, std::size_t moved, std::string_view doing);  // mutex_ held since the call
-  Result<Step> write_some(std::span<const iovec> segments);
-  Result<Step> read_some(const iovec& segment);
+  Result<Step> write_some(std::span<const iovec> segments, MemoryGate* gate);
+  Result<Step> read_some(const iovec& segment, MemoryGate* gate);
 
   static constexpr std::size_t kRecordBytes = 16u << 10;  // RFC 8446, section 5.1
 

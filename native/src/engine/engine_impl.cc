@@ -21,7 +21,7 @@
 namespace kvferry {
 namespace {
 
-constexpr milliseconds kSettleMargin{5000};  // what threads may need to notice that a transfer's time is up
+constexpr milliseconds kSettleMargin{5000};  // for what is no thread of ours to notice that a transfer's time is up
 constexpr milliseconds kAskEvery{200};       // whether execute() should give up
 constexpr milliseconds kCloseQuiesce{2000};  // for peers of this host that are copying when we close
 
@@ -362,14 +362,13 @@ Result<std::shared_ptr<Transfer>> EngineImpl::submit(const std::shared_ptr<const
 Result<std::shared_ptr<Transfer>> EngineImpl::execute(const std::shared_ptr<const Plan>& plan, SubmitOptions options) {
   const auto give_up = options.give_up;
   KVF_ASSIGN_OR_RETURN(auto transfer, begin(plan, std::move(options), LanePool::Help::kMove));
-  // It settles by itself, at the latest soon after its deadline.
+  // It settles by itself, at the latest soon after its deadline; a disk's may not.
   const Deadline latest = deadline_after(transfer->deadline(), kSettleMargin);
-  while (!transfer->wait(std::min(remaining(latest), kAskEvery))) {
-    if (expired(latest)) {
-      return {
-          Code::kDeadlineExceeded,
-          "the time allowed for the transfer ran out, and what moves it (a disk that hangs?) does not give back its "
-          "memory: the transfer stays under way, and its regions in use, until that does"};
+  while (!transfer->wait(kAskEvery)) {
+    if (expired(latest) && transfer->plan().peer()->lanes().cut(transfer) == LanePool::Cut::kNever) {
+      return {Code::kDeadlineExceeded,
+              "the time allowed for the transfer ran out, and the disk that moves it does not give back its memory: "
+              "the transfer stays under way, and its regions in use, until that does"};
     }
     if (give_up && give_up()) transfer->cancel();
   }

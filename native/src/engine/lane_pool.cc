@@ -149,12 +149,13 @@ void LanePool::finish(std::size_t lane, const Status& outcome, bool rail_broke) 
     post.transfer = nullptr;
     traffic_.slice_moved(transport, slice.batch.op, bytes);
     if (rail_broke) traffic_.rail_failed(transport);
-    if (record_results_locked(&slice, outcome)) {
+    const bool cut = slice.transfer->was_cut_locked();  // others know by now that it failed
+    if (!cut && record_results_locked(&slice, outcome)) {
       traffic_.slice_retried(transport);
       counters_.add(Counters::kRetriedSlices);
       queue_.push_rest(std::move(slice));
       wake_locked(posts_.size());
-    } else {
+    } else if (!cut) {
       slice.transfer->drop_pending_locked();
       if (slice.transfer->drained_locked()) {
         drained = std::move(slice.transfer);
@@ -201,16 +202,50 @@ void LanePool::forget_locked(const TransferImpl& transfer) {
 bool LanePool::drop_queued_locked(const std::shared_ptr<TransferImpl>& transfer, Status why) {
   const std::size_t place = transfer->unsettled_place;
   if (place >= unsettled_.size() || unsettled_[place] != transfer) return false;  // settled, or about to be
-  transfer->abort_locked(std::move(why));
+  const bool first = transfer->abort_locked(std::move(why));
   queue_.remove(
       transfer.get(), [&](std::uint32_t run) { transfer->fail_run_locked(run, transfer->abort_reason_locked()); },
       [&] { transfer->drop_pending_locked(); });
   for (const auto& post : posts_) {
     if (post->transfer == transfer.get()) post->rail->interrupt();
   }
-  if (!transfer->drained_locked()) return false;
+  if (!transfer->drained_locked()) {
+    if (first) hooks_.watch(transfer);
+    return false;
+  }
   forget_locked(*transfer);
   return true;
+}
+
+LanePool::Cut LanePool::cut(const std::shared_ptr<TransferImpl>& transfer) {
+  {
+    const std::lock_guard lock(mutex_);
+    const std::size_t place = transfer->unsettled_place;
+    if (place >= unsettled_.size() || unsettled_[place] != transfer) return Cut::kDone;
+    const auto moves_it = [&](const auto& post) { return post->transfer == transfer.get(); };
+    for (const auto& post : posts_) {
+      if (moves_it(post) && !post->rail->asks_gate()) return Cut::kNever;
+    }
+    transfer->gate().close();
+    if (!transfer->gate().quiet()) return Cut::kLater;
+    for (const auto& post : posts_) {
+      if (moves_it(post)) fail_slice_locked(*post->lane.slice());
+    }
+    transfer->cut_locked();
+    forget_locked(*transfer);
+  }
+  settle(transfer);
+  return Cut::kDone;
+}
+
+// The lane still has it, and may write its results.
+void LanePool::fail_slice_locked(const Slice& slice) {
+  TransferImpl& transfer = *slice.transfer;
+  for (std::size_t place = 0; place < slice.batch.runs.size(); ++place) {
+    transfer.fail_run_locked(slice.run_at(place), transfer.abort_reason_locked());
+  }
+  if (slice.batch.op == Op::kRead) return;
+  transfer.warn_locked(std::string(kMayStillLand) + "the connection that had them did not end in time");
 }
 
 LanePool::Settled LanePool::drop_all_locked(const Status& why) {

@@ -32,6 +32,8 @@ class LanePool {
     std::function<Status(const TransferImpl&)> notify;
     // Called by a lane that found no way to the peer: why the peer is lost, or OK if it seems alive. May wait a little.
     std::function<Status()> liveness;
+    // Has cut() called later on, until it need not be. The pool's mutex is held during the call.
+    std::function<void(const std::shared_ptr<TransferImpl>& aborted)> watch;
   };
   LanePool(std::vector<Transport*> ranked, PeerContext peer, const EngineOptions& options, Counters& counters,
            Hooks hooks);
@@ -42,6 +44,14 @@ class LanePool {
   };
   Status enqueue(const std::shared_ptr<TransferImpl>& transfer, Help help);
   void abort(const std::shared_ptr<TransferImpl>& transfer, Status why);
+  // Ends an aborted transfer whose lanes did not come back in time: from here on they find its memory shut. What they
+  // had of it failed, and of writes may still land over there.
+  enum class Cut : std::uint8_t {
+    kDone,   // settled, or about to be
+    kLater,  // one of them touches the memory just now
+    kNever,  // what moves it cannot be shut out (a disk): wait until it ends
+  };
+  Cut cut(const std::shared_ptr<TransferImpl>& transfer);
   void stop(const Status& why);  // aborts all, ends the lanes; enqueue() fails with `why` from now on
   // Aborts transfers whose deadline is past; returns the nearest deadline of the others, or Deadline::max().
   Deadline expire(Clock::time_point now);
@@ -94,6 +104,7 @@ class LanePool {
   // Idle lanes that the present transport can use, those near to the NUMA node first. Returns how many are missing.
   std::size_t wake_locked(std::size_t most, int node = -1);
   void forget_locked(const TransferImpl& transfer);
+  static void fail_slice_locked(const Slice& slice);
   bool record_results_locked(Slice* slice, const Status& rail_status);
   bool drop_queued_locked(const std::shared_ptr<TransferImpl>& transfer, Status why);
   Settled drop_all_locked(const Status& why);

@@ -39,6 +39,7 @@ LanePool::Hooks hooks_of(PeerImpl* peer, EngineCore* core) {
       },
       [peer](const TransferImpl& transfer) { return peer->send_message(transfer.notify(), transfer.deadline()); },
       [peer] { return peer->confirm_alive(kLossPatience); },
+      [core](const std::shared_ptr<TransferImpl>& aborted) { core->keeper.watch(aborted); },
   };
 }
 

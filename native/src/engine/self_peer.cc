@@ -42,6 +42,7 @@ LanePool::Hooks SelfLanes::hooks() {
         return core_->inbox.push({SelfPeer::kHandle, transfer.notify()}).with_context("a message to ourselves");
       },
       [] { return Status(); },
+      [this](const std::shared_ptr<TransferImpl>& aborted) { core_->keeper.watch(aborted); },
   };
 }
 

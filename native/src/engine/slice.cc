@@ -9,7 +9,7 @@ void Slice::take(std::shared_ptr<TransferImpl> from) {
   transfer = std::move(from);
   const PlanImpl& plan = transfer->plan();
   const PlanSlice& next = transfer->take_slice_locked();
-  batch = {plan.op(), plan.runs_of(next), next.list};
+  batch = {plan.op(), plan.runs_of(next), next.list, &transfer->gate()};
   first_run = next.first_run;
 }
 

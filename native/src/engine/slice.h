@@ -47,7 +47,7 @@ bool Slice::reduce(const Keep& keep) {
   if (runs.empty()) return false;
   rest = std::move(runs);
   rest_run = std::move(indices);
-  batch = {batch.op, rest};
+  batch = {batch.op, rest, 0, batch.gate};
   return true;
 }
 

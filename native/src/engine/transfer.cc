@@ -32,8 +32,15 @@ void TransferImpl::cancel() {
   plan().peer()->lanes().abort(shared_from_this(), {Code::kCancelled, "the transfer was cancelled by its owner"});
 }
 
-void TransferImpl::abort_locked(Status why) {
-  if (!stop_.exchange(true)) abort_reason_ = std::move(why);
+bool TransferImpl::abort_locked(Status why) {
+  if (stop_.exchange(true)) return false;
+  abort_reason_ = std::move(why);
+  return true;
+}
+
+void TransferImpl::cut_locked() {
+  cut_ = true;
+  pending_slices_ = 0;
 }
 
 void TransferImpl::taken_locked(std::string_view transport, Clock::time_point now) {

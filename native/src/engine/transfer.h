@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "base/fork_count.h"
+#include "base/memory_gate.h"
 #include "base/unique_fd.h"
 #include "engine/plan.h"
 #include "kvferry/engine.h"
@@ -47,6 +48,7 @@ class TransferImpl final : public Transfer, public std::enable_shared_from_this<
   Priority priority() const { return order_.priority; }
   int numa_node() const { return order_.numa_node; }
   const std::atomic<bool>& stop_flag() const { return stop_; }
+  MemoryGate& gate() { return gate_; }  // of its local memory: see LanePool::cut()
 
   std::size_t unsettled_place = 0;  // for the pool: where it stands in the list of those that are not settled
 
@@ -59,11 +61,14 @@ class TransferImpl final : public Transfer, public std::enable_shared_from_this<
   void add_pending_locked() { ++pending_slices_; }
   void drop_pending_locked() { --pending_slices_; }
   void taken_locked(std::string_view transport, Clock::time_point now);  // one of its slices, by a rail
-  void abort_locked(Status why);                                         // the first reason stays
+  bool abort_locked(Status why);                                         // the first reason stays: true if it is this
   const Status& abort_reason_locked() const { return abort_reason_; }
   void fail_run_locked(std::uint32_t run, const Status& why) { failures_.emplace_back(run, why); }
   // Bytes of a run may still land after the transfer: whatever else its status says, it says that.
   void warn_locked(std::string warning) { warning_ = std::move(warning); }
+  // Its lanes have not come back, and their slices count as failed: what they report later is of no interest.
+  void cut_locked();
+  bool was_cut_locked() const { return cut_; }
   bool drained_locked() const { return exhausted_locked() && pending_slices_ == 0; }
   bool ok_locked() const { return failures_.empty() && abort_reason_.ok(); }
 
@@ -87,9 +92,11 @@ class TransferImpl final : public Transfer, public std::enable_shared_from_this<
   const std::uint64_t forks_ = fork_count();
 
   std::atomic<bool> stop_{false};
+  MemoryGate gate_;
   std::size_t next_slice_ = 0;        // of the plan's; guarded by the pool's mutex, as are those below
   std::uint32_t pending_slices_ = 0;  // taken and not finished: executing, or waiting for a retry
   Status abort_reason_;
+  bool cut_ = false;
   std::vector<std::pair<std::uint32_t, Status>> failures_;  // (run, why)
   std::string warning_;
   std::string_view last_transport_;

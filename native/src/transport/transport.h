@@ -38,6 +38,7 @@ struct Batch {
   // Not 0: the name of exactly these runs, unique in this process and the same each time they come. A rail may remember
   // what it made of a list; names are never used again, so that forgetting one is always right.
   std::uint64_t list = 0;
+  MemoryGate* gate = nullptr;  // of the local memory; null: always open
 };
 
 // A lane to one peer. execute() is called by one thread at a time, not always by the same; interrupt() from any.
@@ -53,6 +54,9 @@ class Rail {
   // take kFencePatience longer; if the owner does not confirm, it returns OK and the results say what may still happen.
   virtual Status execute(const Batch& batch, std::span<Status> results, Deadline deadline,
                          const std::atomic<bool>& cancelled) = 0;
+  // True: execute() passes the batch's gate for each step that touches local memory, so that the transfer can be ended
+  // while execute() has not returned. False: somebody else touches it, who cannot be stopped (a disk).
+  virtual bool asks_gate() const { return true; }
   // True: execute() copies memory by itself and waits for nobody, so that a small batch may as well be moved by the
   // thread that submits it.
   virtual bool immediate() const { return false; }

@@ -76,11 +76,15 @@ bool FrameReader::has_frame() {
 Status FrameReader::payload(std::vector<iovec>* segments, const Wait& wait) {
   std::span<iovec> rest(*segments);
   drop_front(rest, 0);
-  while (!rest.empty() && has_read_ahead()) {
-    const std::size_t part = std::min(end_ - begin_, rest.front().iov_len);
-    std::memcpy(rest.front().iov_base, buffer_.data() + begin_, part);
-    begin_ += part;
-    drop_front(rest, part);
+  {
+    const GatePass pass(wait.gate);
+    if (!pass.inside()) return gate_closed();
+    while (!rest.empty() && has_read_ahead()) {
+      const std::size_t part = std::min(end_ - begin_, rest.front().iov_len);
+      std::memcpy(rest.front().iov_base, buffer_.data() + begin_, part);
+      begin_ += part;
+      drop_front(rest, part);
+    }
   }
   if (rest.empty()) return {};
   begin_ = end_ = 0;

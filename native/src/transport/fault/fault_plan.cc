@@ -8,10 +8,11 @@
 namespace kvferry {
 namespace {
 
-constexpr std::array<std::pair<std::string_view, FaultAction>, 7> kActions{{
+constexpr std::array<std::pair<std::string_view, FaultAction>, 8> kActions{{
     {"delay", FaultAction::kDelay},
     {"hang", FaultAction::kHang},
     {"stuck", FaultAction::kStuck},
+    {"late", FaultAction::kLate},
     {"cut", FaultAction::kCut},
     {"short", FaultAction::kShort},
     {"corrupt", FaultAction::kCorrupt},

@@ -14,6 +14,7 @@ class FaultRail final : public Rail {
   std::string_view transport() const override { return inner_->transport(); }
   Status execute(const Batch& batch, std::span<Status> results, Deadline deadline,
                  const std::atomic<bool>& cancelled) override;
+  bool asks_gate() const override { return inner_->asks_gate(); }
   bool immediate() const override { return inner_->immediate() && !owner_.waits(); }
   void interrupt() override {
     interrupted_ = true;
@@ -24,6 +25,7 @@ class FaultRail final : public Rail {
   Status pause(milliseconds time, Deadline deadline, const std::atomic<bool>& cancelled) const;
   Status cut_short(const Batch& batch, std::span<Status> results, Deadline deadline,
                    const std::atomic<bool>& cancelled);
+  Status late(const Batch& batch, std::span<Status> results, milliseconds time);
   Status corrupt(const Batch& batch, std::span<Status> results, Deadline deadline, const std::atomic<bool>& cancelled);
 
   const std::unique_ptr<Rail> inner_;
@@ -58,7 +60,9 @@ Status FaultRail::cut_short(const Batch& batch, std::span<Status> results, Deadl
                             const std::atomic<bool>& cancelled) {
   const std::size_t half = batch.runs.size() / 2;
   Status status;
-  if (half > 0) status = inner_->execute({batch.op, batch.runs.first(half)}, results.first(half), deadline, cancelled);
+  if (half > 0)
+    status =
+        inner_->execute({batch.op, batch.runs.first(half), 0, batch.gate}, results.first(half), deadline, cancelled);
   if (!status.ok()) return broken(results, status);
   return broken(results.subspan(half), {Code::kPeerLost, "fault: the rail broke half way"});
 }
@@ -68,14 +72,21 @@ Status FaultRail::corrupt(const Batch& batch, std::span<Status> results, Deadlin
   std::byte* const victim = batch.runs.front().local;
   if (batch.op == Op::kRead) {
     const Status status = inner_->execute(batch, results, deadline, cancelled);
-    *victim = ~*victim;
+    const GatePass pass(batch.gate);
+    if (pass.inside()) *victim = ~*victim;
     return status;
   }
   std::vector<RunOp> altered(batch.runs.begin(), batch.runs.end());
   std::vector<std::byte> wrong(victim, victim + batch.runs.front().length);
   wrong.front() = ~wrong.front();
   altered.front().local = wrong.data();
-  return inner_->execute({batch.op, altered}, results, deadline, cancelled);
+  return inner_->execute({batch.op, altered, 0, batch.gate}, results, deadline, cancelled);
+}
+
+Status FaultRail::late(const Batch& batch, std::span<Status> results, milliseconds time) {
+  std::this_thread::sleep_for(time);
+  const std::atomic<bool> never{false};
+  return inner_->execute(batch, results, deadline_in(kLongestWait), never);
 }
 
 Status FaultRail::execute(const Batch& batch, std::span<Status> results, Deadline deadline,
@@ -89,6 +100,8 @@ Status FaultRail::execute(const Batch& batch, std::span<Status> results, Deadlin
     case FaultAction::kStuck:
       std::this_thread::sleep_for(rule->delay);
       return broken(results, {Code::kDeadlineExceeded, "fault: nothing moved for long"});
+    case FaultAction::kLate:
+      return late(batch, results, rule->delay);
     case FaultAction::kCut:
       return broken(results, {Code::kPeerLost, "fault: the rail broke"});
     case FaultAction::kShort:
@@ -114,7 +127,7 @@ const FaultRule* FaultTransport::rule_for(std::uint64_t call, bool opening) cons
 bool FaultTransport::waits() const {
   return std::any_of(rules_.begin(), rules_.end(), [](const FaultRule& rule) {
     return rule.action == FaultAction::kDelay || rule.action == FaultAction::kHang ||
-           rule.action == FaultAction::kStuck;
+           rule.action == FaultAction::kStuck || rule.action == FaultAction::kLate;
   });
 }
 

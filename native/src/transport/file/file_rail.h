@@ -28,6 +28,7 @@ class FileRail final : public Rail {
   FileRail(std::shared_ptr<IoQueue> queue, const RegionTable& regions, const FileTable& files);
   ~FileRail() override;
 
+  bool asks_gate() const override { return false; }  // the kernel moves the bytes
   std::string_view transport() const override { return "file"; }
   Status execute(const Batch& batch, std::span<Status> results, Deadline deadline,
                  const std::atomic<bool>& cancelled) override;

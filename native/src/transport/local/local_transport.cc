@@ -35,6 +35,7 @@ class LocalRail final : public Rail {
     Deadline deadline;
     const std::atomic<bool>& cancelled;
     Stores stores;
+    MemoryGate* gate;
   };
   Status copy(const Job& job, std::byte* to, const std::byte* from, std::uint64_t length);
   Status flush(const Job& job);
@@ -43,13 +44,19 @@ class LocalRail final : public Rail {
   std::vector<RegionTable::Pin> pins_;  // these two: of the batch under way
   std::vector<BlockCopy> blocks_;
   std::uint64_t block_bytes_ = 0;
+  bool shut_out_ = false;  // by the gate: not all that was gathered was copied
 };
 
 // Copies what was gathered; then says whether to go on.
 Status LocalRail::flush(const Job& job) {
-  copy_blocks(blocks_, job.stores);
+  const GatePass pass(job.gate);
+  if (pass.inside()) copy_blocks(blocks_, job.stores);
   blocks_.clear();
   block_bytes_ = 0;
+  if (!pass.inside()) {
+    shut_out_ = true;
+    return gate_closed();
+  }
   if (job.cancelled.load(std::memory_order_relaxed)) return {Code::kCancelled, "cancelled"};
   if (expired(job.deadline)) return {Code::kDeadlineExceeded, "local: the time allowed ran out between two copies"};
   return {};
@@ -59,7 +66,8 @@ Status LocalRail::flush(const Job& job) {
 // been set aside first.
 Status LocalRail::copy(const Job& job, std::byte* to, const std::byte* from, std::uint64_t length) {
   if (overlap(to, from, length)) {
-    std::memmove(to, from, length);
+    const GatePass pass(job.gate);
+    if (pass.inside()) std::memmove(to, from, length);
     return flush(job);
   }
   for (std::uint64_t at = 0; at < length; at += kStepBytes) {
@@ -75,7 +83,7 @@ Status LocalRail::execute(const Batch& batch, std::span<Status> results, Deadlin
                           const std::atomic<bool>& cancelled) {
   std::uint64_t bytes = 0;
   for (const RunOp& run : batch.runs) bytes += run.length;
-  const Job job{deadline, cancelled, stores_for(bytes)};
+  const Job job{deadline, cancelled, stores_for(bytes), batch.gate};
   RegionKey pinned;  // of no region
   Status unusable;
   Status stop = flush(job);
@@ -97,6 +105,11 @@ Status LocalRail::execute(const Batch& batch, std::span<Status> results, Deadlin
     if (!stop.ok()) results[i] = stop;
   }
   (void)flush(job);  // nothing is left after a stop, and nothing to be stopped else
+  if (std::exchange(shut_out_, false)) {
+    for (Status& result : results) {
+      if (result.ok()) result = gate_closed();
+    }
+  }
   pins_.clear();
   return stop.code() == Code::kCancelled ? Status() : stop;
 }

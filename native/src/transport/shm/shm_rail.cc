@@ -142,6 +142,14 @@ Status ShmRail::copy_run(const Job& job, std::size_t run) {
 }
 
 Status ShmRail::flush(const Job& job) {
+  const GatePass pass(job.batch.gate);
+  if (!pass.inside()) {
+    blocks_.clear();
+    block_bytes_ = 0;
+    foreign_.drop(&failed_);
+    fail_from(job, 0, gate_closed());  // which of them were copied does not matter any more
+    return gate_closed();
+  }
   if (!blocks_.empty()) {
     copy_blocks(blocks_, job.stores);
     blocks_.clear();

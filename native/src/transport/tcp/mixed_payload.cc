@@ -22,6 +22,8 @@ void MixedPayload::put_segments(const Group& group) {
 }
 
 Status MixedPayload::send(Channel& channel, Bytes& head, const Wait& wait, const std::atomic<bool>& cancelled) {
+  const GatePass pass(wait.gate);  // a device's copies, once started, end by themselves only
+  if (!pass.inside()) return gate_closed();
   segments_.assign(1, {head.data(), head.size()});
   for (const Group& group : groups_) {
     if (!group.place.is_device()) {
@@ -40,6 +42,8 @@ Status MixedPayload::send(Channel& channel, Bytes& head, const Wait& wait, const
 }
 
 Status MixedPayload::receive(FrameReader& reader, const Wait& wait, const std::atomic<bool>& cancelled) {
+  const GatePass pass(wait.gate);  // as in send()
+  if (!pass.inside()) return gate_closed();
   for (const Group& group : groups_) {
     segments_.clear();
     if (!group.place.is_device()) {

@@ -16,7 +16,7 @@ Status TcpRail::execute(const Batch& batch, std::span<Status> results, Deadline 
                         const std::atomic<bool>& cancelled) {
   first_unfinished_ = sent_ = answered_ = 0;
   if (interrupted_.exchange(false)) connection_.interrupt.clear();  // meant for an earlier job, or `cancelled` says it
-  const Wait wait{deadline, &connection_.interrupt, connection_.link_timeout};
+  const Wait wait{deadline, &connection_.interrupt, connection_.link_timeout, batch.gate};
   const Status status = pipeline(batch, results, wait, cancelled);
   if (status.ok()) return {};
   Status why = status.with_context("tcp to " + connection_.endpoint.to_string());
@@ -85,6 +85,8 @@ Status TcpRail::send_request(const Batch& batch, TcpRequest* request, const Wait
     std::byte* const data = request->local[i];
     add_local(data, length);
     if (!checksum_) continue;
+    const GatePass pass(wait.gate);
+    if (!pass.inside()) return gate_closed();
     KVF_ASSIGN_OR_RETURN(const std::uint32_t sum,
                          mixed_.checksum(data, length, place_of(data, length), wait, cancelled));
     checksums_.push_back(sum);
@@ -159,6 +161,8 @@ Status TcpRail::receive_read_data(const FrameReader::View& frame, const TcpReque
 
 // Wrong bytes break the rail: whatever spoiled them may have spoiled the stream as well.
 Status TcpRail::verify(const TcpRequest& request, const Wait& wait, const std::atomic<bool>& cancelled) {
+  const GatePass pass(wait.gate);
+  if (!pass.inside()) return gate_closed();
   for (std::size_t i = 0; i < request.pieces.size(); ++i) {
     const wire::PieceResult& reply = read_data_.results[i];
     if (reply.code != Code::kOk) continue;
