@@ -7,6 +7,7 @@
 
 #include "base/deadline.h"
 #include "engine_fixture.h"
+#include "process_state.h"
 
 namespace kvferry::store {
 namespace {
@@ -17,6 +18,21 @@ using kvferry::testing::kPatience;
 class TestHandler : public Handler {
  public:
   Result<std::optional<Bytes>> quick(const Request& request) override {
+    if (request.header.type == Type::kAbort) {
+      const auto abort = decode_request<Abort>(request.body);
+      if (!abort.ok()) return abort.status();
+      const std::lock_guard lock(mutex);
+      aborted.insert(aborted.end(), abort->puts.begin(), abort->puts.end());
+      return std::optional<Bytes>(Bytes());
+    }
+    if (request.header.type == Type::kRemove) {  // holds up whatever comes after it
+      std::unique_lock lock(mutex);
+      ++waiting;
+      changed.notify_all();
+      changed.wait_for(lock, kPatience, [&] { return reading; });
+      return std::optional<Bytes>(Bytes());
+    }
+    if (request.header.type == Type::kReserve) return std::optional<Bytes>();
     if (request.header.type == Type::kExists || request.header.type == Type::kGetInline) return std::optional<Bytes>();
     if (request.header.type != Type::kPing) {
       return std::optional<Bytes>(encode_refusal(request.header, {Code::kUnsupported, "not in this test"}));
@@ -31,6 +47,15 @@ class TestHandler : public Handler {
       answer.results.push_back({{}, {}, long_value});
       return encode_answer<GetInline>(request.header.request_id, answer);
     }
+    if (request.header.type == Type::kReserve) {
+      std::unique_lock lock(mutex);
+      ++waiting;
+      changed.notify_all();
+      changed.wait_for(lock, kPatience, [&] { return open; });
+      Reserve::Answer answer;
+      answer.results.emplace_back().put = 17;
+      return encode_answer<Reserve>(request.header.request_id, answer);
+    }
     const auto asked = decode_request<Exists>(request.body);
     if (!asked.ok()) return asked.status();
     std::unique_lock lock(mutex);
@@ -41,6 +66,19 @@ class TestHandler : public Handler {
   }
   std::size_t pool(Type) const override { return 1; }
   void lost(std::uint64_t, const Status&) override { ++losses; }
+  bool wait_until(std::size_t count) {
+    std::unique_lock lock(mutex);
+    return changed.wait_for(lock, kPatience, [&] { return waiting >= count; });
+  }
+  void read_on() {
+    const std::lock_guard lock(mutex);
+    reading = true;
+    changed.notify_all();
+  }
+  std::vector<PutId> all_aborted() {
+    const std::lock_guard lock(mutex);
+    return aborted;
+  }
   void let_go() {
     const std::lock_guard lock(mutex);
     open = true;
@@ -52,7 +90,9 @@ class TestHandler : public Handler {
   std::mutex mutex;
   std::condition_variable changed;
   std::size_t waiting = 0;
-  bool open = false;
+  bool open = false;     // slow requests are answered
+  bool reading = false;  // what a Remove holds up goes on
+  std::vector<PutId> aborted;
 };
 
 class StoreRpc : public ::testing::Test {
@@ -106,6 +146,28 @@ TEST_F(StoreRpc, ACallEndsAtItsDeadlineAndItsLateAnswerIsDropped) {
   EXPECT_EQ(late.status().code(), Code::kDeadlineExceeded);
   handler_.let_go();
   EXPECT_TRUE(client_->call(peer_->handle(), Ping{}, soon()).ok());
+}
+
+// The node's memory would stay reserved until the client closes.
+TEST_F(StoreRpc, AnAbortThatCannotBeSentAtOnceIsSentLater) {
+  auto given_up = std::make_unique<RpcEndpoint::Call<Reserve>>(client_->start(peer_->handle(), Reserve{}, soon()));
+  ASSERT_TRUE(handler_.wait_until(1));
+  ASSERT_TRUE(client_->post(peer_->handle(), Remove{}, soon()).ok());
+  ASSERT_TRUE(handler_.wait_until(2));  // nobody reads what we send now
+  given_up.reset();
+  const Remove filler{std::vector<ObjectId>(64)};
+  for (int refused = 0; refused < 3;) {
+    refused = client_->post(peer_->handle(), filler, deadline_in(milliseconds(100))).ok() ? 0 : refused + 1;
+  }
+  handler_.let_go();  // the late answer comes
+  EXPECT_TRUE(kvferry::testing::eventually([&] { return client_->owed() == 1; }));
+  EXPECT_TRUE(handler_.all_aborted().empty());
+  handler_.read_on();
+  EXPECT_TRUE(kvferry::testing::eventually([&] {
+    EXPECT_TRUE(client_->call(peer_->handle(), Ping{}, soon()).ok());
+    return handler_.all_aborted() == std::vector<PutId>{17};
+  }));
+  EXPECT_EQ(client_->owed(), 0u);
 }
 
 TEST_F(StoreRpc, CallsFailAtOnceWhenThePeerIsLost) {

@@ -48,7 +48,8 @@ Status ControlLink::try_send(FrameType type, std::uint64_t request_id, ByteView 
   if (!acquire_turn(Deadline::min()).ok()) return {Code::kUnavailable, "somebody else is sending"};
   Status status(Code::kUnavailable, "the socket has no room");
   if (body.size() <= kAlwaysFits || has_room_for(body.size())) {
-    status = send_in_turn(type, request_id, body, Deadline::min(), broken);
+    const Status sent = send_in_turn(type, request_id, body, Deadline::min(), broken);
+    if (*broken || sent.code() != Code::kDeadlineExceeded) status = sent;
   }
   release_turn();
   return status;

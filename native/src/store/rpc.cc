@@ -100,7 +100,36 @@ std::shared_ptr<RpcEndpoint::Waiting> RpcEndpoint::begin(std::uint64_t peer, std
     home.calls.emplace(id, call);
   }
   if (const Status sent = send(peer, body, deadline); !sent.ok()) call->settle(sent, {});
+  pay(peer);
   return call;
+}
+
+void RpcEndpoint::owe(std::uint64_t peer, Bytes message) {
+  HookedEngine* const engine = live_.load();
+  if (engine == nullptr || engine->try_send(peer, message).code() != Code::kUnavailable) return;  // sent, or it is lost
+  const std::lock_guard lock(owed_mutex_);
+  if (owed_.size() < kMaxOwed) owed_.push_back({peer, std::move(message)});
+  owes_ = true;
+}
+
+std::size_t RpcEndpoint::owed() {
+  const std::lock_guard lock(owed_mutex_);
+  return owed_.size();
+}
+
+std::vector<RpcEndpoint::Owed> RpcEndpoint::take_owed(std::uint64_t peer) {
+  std::vector<Owed> out;
+  const std::lock_guard lock(owed_mutex_);
+  const auto others = std::ranges::stable_partition(owed_, [&](const Owed& one) { return one.peer != peer; });
+  std::ranges::move(others, std::back_inserter(out));
+  owed_.erase(others.begin(), owed_.end());
+  owes_ = !owed_.empty();
+  return out;
+}
+
+void RpcEndpoint::pay(std::uint64_t peer) {
+  if (!owes_) return;
+  for (Owed& one : take_owed(peer)) owe(peer, std::move(one.message));
 }
 
 Status RpcEndpoint::send(std::uint64_t peer, const Bytes& body, Deadline deadline) {
@@ -156,6 +185,7 @@ void RpcEndpoint::fail_calls(std::optional<std::uint64_t> of_peer, const Status&
 std::optional<Status> RpcEndpoint::take(std::uint64_t peer, Bytes& body) {
   if (!is_store_message(body)) return std::nullopt;
   if (live_ == nullptr) return Status(Code::kUnavailable, "the node is just starting; connect again");
+  pay(peer);
   const auto header = decode_header(body);
   Status status = header.status();
   if (header.ok()) {
@@ -201,21 +231,16 @@ Abort undone(const Reserve::Answer& late) {
   return request;
 }
 
-template <typename Late>
-void undo(HookedEngine& engine, std::uint64_t peer, const Bytes& body) {
-  const auto late = decode_answer<Late>(body);
-  if (late.ok()) (void)engine.try_send(peer, encode_request(0, undone(*late)));
-}
-
 }  // namespace
 
 // Pins and reserved memory that came too late are given back: else they would be kept until their lease, or session,
 // ends, which is the net. Never waits.
 void RpcEndpoint::unclaimed(std::uint64_t peer, Type type, const Bytes& body) {
-  HookedEngine* engine = live_.load();
-  if (engine == nullptr) return;
-  if (type == Type::kPin) undo<Pin>(*engine, peer, body);
-  if (type == Type::kReserve) undo<Reserve>(*engine, peer, body);
+  if (type == Type::kPin) {
+    if (const auto late = decode_answer<Pin>(body); late.ok()) owe(peer, undone(*late));
+  } else if (type == Type::kReserve) {
+    if (const auto late = decode_answer<Reserve>(body); late.ok()) owe(peer, undone(*late));
+  }
 }
 
 Status RpcEndpoint::take_request(Request request) {
@@ -264,6 +289,7 @@ bool RpcEndpoint::queue(std::size_t pool, Job job) {
 
 void RpcEndpoint::lose(std::uint64_t peer, const Status& why) {
   const bool ours = why.code() == Code::kCancelled;  // closed by us: still no answer will come
+  (void)take_owed(peer);
   fail_calls(peer, ours ? why : Status(Code::kPeerLost, why.message()));
   if (handler_ != nullptr) handler_->lost(peer, why);
 }

@@ -107,7 +107,15 @@ class RpcEndpoint {
     return send(peer, encode_request(0, request), deadline);
   }
 
+  // What must get there some time, if the peer stays: at once, else when the connection takes it, which is tried with
+  // each message to or from the peer. Never waits. For little things: no answer is wanted.
+  template <typename Request>
+  void owe(std::uint64_t peer, const Request& request) {
+    owe(peer, encode_request(0, request));
+  }
+
   std::uint64_t malformed() const { return malformed_.load(std::memory_order_relaxed); }
+  std::size_t owed();  // messages that wait for a connection to take them
   std::uint64_t refused() const { return refused_.load(std::memory_order_relaxed); }  // too many waited
   // Fails what is under way with kCancelled, ends all connections, joins all threads. No handler runs afterwards.
   void close();
@@ -116,6 +124,7 @@ class RpcEndpoint {
   static constexpr std::size_t kShards = 16;
   static constexpr std::size_t kMaxQueued = 16384;
   static constexpr std::size_t kMaxQueuedBytes = 64u << 20;
+  static constexpr std::size_t kMaxOwed = 4096;  // messages; the end of the session is the net
 
   struct Job {
     Request request;
@@ -134,10 +143,18 @@ class RpcEndpoint {
     std::unordered_map<std::uint64_t, std::weak_ptr<Waiting>> calls;  // guarded by mutex
   };
 
+  struct Owed {
+    std::uint64_t peer;
+    Bytes message;
+  };
+
   RpcEndpoint() = default;
   Status start_threads(const Pools& threads);
   std::shared_ptr<Waiting> begin(std::uint64_t peer, std::uint64_t id, Type type, Bytes body, Deadline deadline);
   Status send(std::uint64_t peer, const Bytes& body, Deadline deadline);
+  void owe(std::uint64_t peer, Bytes message);
+  void pay(std::uint64_t peer);  // what is owed to it, as far as it can be sent now
+  std::vector<Owed> take_owed(std::uint64_t peer);
   static Result<Bytes> wait(const std::shared_ptr<Waiting>& call);
   static bool is_settled(Waiting& call);
   Shard& shard(std::uint64_t id) { return shards_[id % kShards]; }
@@ -159,6 +176,9 @@ class RpcEndpoint {
   std::atomic<std::uint64_t> malformed_{0}, refused_{0};
   std::array<Shard, kShards> shards_;
   std::array<Pool, kMaxPools> pools_;
+  std::mutex owed_mutex_;
+  std::vector<Owed> owed_;         // guarded by owed_mutex_
+  std::atomic<bool> owes_{false};  // something is in there
   ThreadGroup threads_;
   std::unique_ptr<HookedEngine> engine_;
   std::atomic<HookedEngine*> live_{nullptr};  // engine_, once it is complete: peers may come before

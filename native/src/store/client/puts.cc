@@ -196,10 +196,11 @@ class ToNode {
   };
   template <typename Request>
   struct Answering {  // the answer says what became of each
-    Answering(Offers whose, RpcEndpoint::Call<Request> under_way)
-        : offers(std::move(whose)), call(std::move(under_way)) {}
+    Answering(Offers whose, RpcEndpoint::Call<Request> under_way, Abort if_lost = {})
+        : offers(std::move(whose)), call(std::move(under_way)), undo(std::move(if_lost)) {}
     Offers offers;
     RpcEndpoint::Call<Request> call;
+    Abort undo;  // owed to the node if it does not answer: what it has reserved for them
   };
   using Committing = Answering<Commit>;
   using Pulling = Answering<PutFrom>;
@@ -246,15 +247,19 @@ class ToNode {
         abort.puts.push_back(done.put);
       }
     }
-    if (!abort.puts.empty()) (void)core_.rpc->post(node(), abort, deadline_);
+    if (!abort.puts.empty()) core_.rpc->owe(node(), abort);
     conclude(committing);
-    if (!written.empty()) committing.emplace(std::move(written), core_.rpc->start(node(), commit, deadline_));
+    if (written.empty()) return;
+    Abort undo;
+    for (const Commit::Item& item : commit.items) undo.puts.push_back(item.put);
+    committing.emplace(std::move(written), core_.rpc->start(node(), commit, deadline_), std::move(undo));
   }
 
   template <typename Request>
   void conclude(std::optional<Answering<Request>>& under_way) {
     if (!under_way) return;
     auto answer = under_way->call.finish();
+    if (!answer.ok() && !under_way->undo.puts.empty()) core_.rpc->owe(node(), under_way->undo);
     take(under_way->offers, answer.ok() ? Result<std::vector<PutDone>>((*answer)->results) : answer.status());
     under_way.reset();
   }
