@@ -132,6 +132,15 @@ TEST(Engine, CarriesMessagesBothWays) {
   EXPECT_FALSE(pair.a->next_message(milliseconds(1)).has_value());
 }
 
+TEST(Engine, NamesAPeerThatIsLost) {
+  Pair pair;
+  pair.peer->close();
+  const Status refused = pair.a->send(pair.peer->handle(), "to one that is gone", kPatience);
+  EXPECT_EQ(refused.code(), Code::kNotFound);
+  EXPECT_NE(refused.message().find("node " + pair.b->node_id().to_string() + " at "), std::string::npos)
+      << refused.to_string();
+}
+
 TEST(Engine, PreparesOnlyWhatIsThere) {
   Pair pair;
   const auto code = [&](Piece piece) {

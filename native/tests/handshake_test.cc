@@ -58,7 +58,9 @@ TEST_F(Handshake, ProofsAreForOneTlsSessionOnly) {
 
 TEST_F(Handshake, OtherSecretIsRefusedByBothSides) {
   exchange(kSecret);
-  EXPECT_EQ(at_initiator("another secret of theirs").code(), Code::kUnauthenticated);
+  const Status refused = at_initiator("another secret of theirs");
+  EXPECT_EQ(refused.code(), Code::kUnauthenticated);
+  EXPECT_EQ(refused.message(), at_end("another secret of theirs").message());  // right from both views
   EXPECT_EQ(at_end("another secret of theirs").code(), Code::kUnauthenticated);
 }
 
@@ -66,8 +68,10 @@ TEST_F(Handshake, SecretOnOneSideOnlyIsRefusedWithAdvice) {
   exchange(kSecret);
   EXPECT_NE(at_acceptor("").message().find("set cluster_secret"), std::string::npos);
   EXPECT_EQ(at_initiator("").code(), Code::kUnauthenticated);
+  EXPECT_EQ(at_initiator("").message().find("node " + ack.self.to_string() + " has a cluster secret and"), 0u);
   exchange("");
   EXPECT_EQ(at_acceptor(kSecret).code(), Code::kUnauthenticated);
+  EXPECT_EQ(at_acceptor(kSecret).message().find("node " + ack.self.to_string() + " has a cluster secret and"), 0u);
   EXPECT_EQ(at_initiator(kSecret).code(), Code::kUnauthenticated);
 }
 

@@ -59,7 +59,7 @@ std::vector<Transport*> EngineCore::ranked_transports() const {
 
 void EngineCore::forget_peer(const PeerImpl& peer) {
   const NodeId node = peer.node_id();
-  if (!peers.remove(peer.handle())) return;
+  if (!peers.remove(peer)) return;
   // A node without a control connection has no business on data connections.
   if (!peers.has_node(node)) inbound.interrupt_node(node);
 }

@@ -384,14 +384,14 @@ Status EngineImpl::send(std::uint64_t peer_handle, std::string_view body, millis
     return core_->inbox.push({peer_handle, std::string(body)}).with_context("a message to ourselves");
   }
   const auto peer = core_->peers.find(peer_handle);
-  if (!peer) return {Code::kNotFound, "there is no peer " + std::to_string(peer_handle) + "; it may be lost"};
+  if (!peer) return core_->peers.missing(peer_handle);
   return peer->send_message(body, deadline_in(timeout));
 }
 
 Status EngineImpl::try_send(std::uint64_t peer_handle, ByteView body) {
   KVF_RETURN_IF_ERROR(core_->check_process());
   const auto peer = core_->peers.find(peer_handle);
-  if (!peer) return {Code::kNotFound, "there is no peer " + std::to_string(peer_handle) + "; it may be lost"};
+  if (!peer) return core_->peers.missing(peer_handle);
   return peer->try_send_message(body);
 }
 

@@ -73,6 +73,7 @@ class PeerImpl final : public Peer, public PlanTarget, public std::enable_shared
   // Where plans go that name memory of an accelerator on either side: lanes with those transports alone that reach it.
   // kUnsupported: none of this engine does.
   Result<std::shared_ptr<PlanTarget>> device_target();
+  std::string name() const;                // "node <id> at <endpoint>"
   Deadline expire(Clock::time_point now);  // the keeper's: ends transfers whose time is up; the nearest other deadline
 
  private:
@@ -90,7 +91,6 @@ class PeerImpl final : public Peer, public PlanTarget, public std::enable_shared
   Status handle_frame(Frame& frame);
   Status take_regions(std::uint64_t request_id, ByteView body);
   Status take_message(Frame& frame);
-  std::string name() const;  // "node <id> at <endpoint>"
 
   const std::shared_ptr<EngineCore> core_;
   const Identity identity_;

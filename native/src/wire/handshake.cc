@@ -13,15 +13,24 @@ namespace {
 constexpr std::string_view kLabel = "kvferry handshake 1";
 constexpr std::size_t kProofBytes = sizeof(Digest);
 
-Status check_both_have_secret(bool ours, bool theirs) {
-  if (ours == theirs) return {};
-  return {Code::kUnauthenticated, theirs ? "the peer uses a cluster secret and this node has none; set cluster_secret"
-                                         : "this node uses a cluster secret and the peer has none; set it there"};
+// What is said is read on either side, so that it names both as neither of them would.
+Status check_both_have_secret(bool acceptor, bool initiator, const NodeId& node) {
+  if (acceptor == initiator) return {};
+  const std::string name = "node " + node.to_string();
+  return {Code::kUnauthenticated,
+          acceptor ? name +
+                         " has a cluster secret and the program that connects to it has none: set cluster_secret "
+                         "(or the file of it) of that program"
+                   : name +
+                         " has no cluster secret and the program that connects to it has one: set cluster_secret "
+                         "(or the file of it) of the node"};
 }
 
 Status check_proof(const Digest& given, const Shared& shared, Role role, ByteView hello_body, ByteView ack_body) {
   if (equal_constant_time(given, handshake_proof(shared, role, hello_body, ack_body))) return {};
-  return {Code::kUnauthenticated, "the peer does not know the cluster secret of this node"};
+  return {Code::kUnauthenticated,
+          "the two sides have different cluster secrets: all nodes and programs of a cluster need the same "
+          "cluster_secret (or file of it)"};
 }
 
 }  // namespace
@@ -52,7 +61,7 @@ Status check_hello(const Hello& hello, const NodeId& self, std::string_view self
   }
   if (hello.self == self)
     return {Code::kInvalidArgument, "node " + self.to_string() + " was told to connect to itself"};
-  return check_both_have_secret(has_secret, hello.has_secret);
+  return check_both_have_secret(has_secret, hello.has_secret, self);
 }
 
 Status check_hello_ack(const HelloAck& ack, ByteView ack_body, const Hello& hello, ByteView hello_body,
@@ -66,7 +75,7 @@ Status check_hello_ack(const HelloAck& ack, ByteView ack_body, const Hello& hell
             "address is held by node " + ack.self.to_string() + ", expected " + hello.expected.to_string()};
   }
   if (ack.self == hello.self) return {Code::kInvalidArgument, "the answer bears our own node id"};
-  KVF_RETURN_IF_ERROR(check_both_have_secret(!shared.secret.empty(), ack.has_secret));
+  KVF_RETURN_IF_ERROR(check_both_have_secret(ack.has_secret, !shared.secret.empty(), ack.self));
   return check_proof(ack.proof, shared, Role::kAcceptor, hello_body, ack_body);
 }
 

@@ -33,8 +33,8 @@ Status check_options(LogOptions* options) {
   options->segment_bytes = options->segment_bytes / kUnit * kUnit;
   if (options->segment_bytes < kLeastSegment) return wrong("segment_bytes is below 64 KiB");
   if (options->capacity < 4 * options->segment_bytes) {
-    return wrong("a capacity of " + std::to_string(options->capacity) + " bytes is less than four segments of " +
-                 std::to_string(options->segment_bytes));
+    return wrong("a capacity of " + std::to_string(options->capacity) + " bytes is too little: at least " +
+                 std::to_string(4 * options->segment_bytes) + " are needed");
   }
   if (!(options->compact_below >= 0 && options->compact_below < 1)) return wrong("compact_below is not in [0, 1)");
   return {};
