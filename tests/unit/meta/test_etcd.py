@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
+import socket
 import socketserver
 import threading
 import time
@@ -113,6 +114,19 @@ def test_two_dead_members_of_three_are_an_outage_that_ends_by_itself(three: Etcd
         three.wait_ready()
         persistently(lambda: store.put("c", b"3"))
         assert store.get("c").value == b"3"
+
+
+def test_a_store_that_is_not_there_is_named_once_with_what_to_look_at() -> None:
+    with socket.socket() as nobody:  # has a port, and does not listen
+        nobody.bind(("127.0.0.1", 0))
+        where = f"http://127.0.0.1:{nobody.getsockname()[1]}"
+        gateway = Gateway([where], attempt_timeout_s=0.5, call_timeout_s=1.0)
+        with contextlib.closing(EtcdStore(gateway)) as store, pytest.raises(UnavailableError) as raised:
+            store.put("a", b"1")
+    text = str(raised.value)
+    assert text.count(where) == 1, text
+    assert "Connection refused" in text
+    assert "cluster.store" in text
 
 
 def test_a_swap_that_may_have_happened_is_not_repeated(three: EtcdCluster) -> None:

@@ -9,6 +9,7 @@ import asyncio
 import concurrent.futures
 import contextlib
 import json
+import os
 import ssl
 import sys
 import threading
@@ -169,12 +170,16 @@ class Gateway:
                 problem = _why(error)
                 if not repeatable and not isinstance(error, aiohttp.ClientConnectorError):
                     break
-            problem = f"{self._urls[index]}: {problem}"
+            if len(self._urls) > 1:  # else it is named below
+                problem = f"the last one, {self._urls[index]}: {problem}"
             self._turn_from(index)
             tried += 1
             if tried % len(self._urls) == 0:
                 await asyncio.sleep(_PAUSES_S[min(tried // len(self._urls), len(_PAUSES_S)) - 1])
-        raise UnavailableError(f"the metadata store {self.name} does not answer ({problem})")
+        raise UnavailableError(
+            f"the metadata store {self.name} does not answer ({problem}): look whether etcd runs there, and "
+            "whether cluster.store names the port for clients (2379 by default)"
+        )
 
     async def stream(self, path: str, message: Message) -> AsyncIterator[Message]:
         """Yield the messages of a streaming call by the current member, until it ends.
@@ -305,7 +310,9 @@ def _why(error: Exception) -> str:
     if isinstance(error, aiohttp.ClientConnectorCertificateError):
         return str(error.certificate_error)
     if isinstance(error, aiohttp.ClientConnectorError):
-        return str(error.os_error.strerror or error.os_error)
+        # Python's own text of a refused connection repeats the address.
+        number = error.os_error.errno or 0
+        return os.strerror(number) if number > 0 else str(error.os_error.strerror or error.os_error)
     return str(error) or type(error).__name__
 
 
