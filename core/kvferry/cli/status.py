@@ -9,20 +9,29 @@ from typing import Any
 
 import click
 
-from kvferry.cli.using import admin_url, ask, node_flags
+from kvferry.cli.using import TIMEOUT_S, admin_url, ask, node_flags
 from kvferry.config import Config, approximate_size, format_size
 
 _CLEAR = "\x1b[H\x1b[J"
 _BAR = 40
+_patience = click.option(
+    "--timeout",
+    "timeout_s",
+    default=TIMEOUT_S,
+    show_default=True,
+    type=click.FloatRange(0.1, 3600),
+    help="Seconds that the node has for its answer.",
+)
 
 
 @click.command("status")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @click.option("--admin", metavar="URL", help="HTTP interface of a node [default: the one of this machine].")
+@_patience
 @node_flags
-def status(*, config: Config, as_json: bool, admin: str | None) -> int:
+def status(*, config: Config, as_json: bool, admin: str | None, timeout_s: float) -> int:
     """Show what a node holds, the members of its cluster, and what is wrong. Exit code 1: it is degraded."""
-    document = ask(config, admin_url(config, admin), "/status")
+    document = ask(config, admin_url(config, admin), "/status", timeout_s)
     click.echo(json.dumps(document, indent=2) if as_json else text_of(document))
     return 0 if document["status"] == "ok" else 1
 
@@ -33,15 +42,16 @@ def status(*, config: Config, as_json: bool, admin: str | None) -> int:
 )
 @click.option("--count", default=0, help="Looks, then it ends; 0: until Ctrl-C.")
 @click.option("--admin", metavar="URL", help="HTTP interface of a node [default: the one of this machine].")
+@_patience
 @node_flags
-def top(*, config: Config, every: float, count: int, admin: str | None) -> None:
+def top(*, config: Config, every: float, count: int, admin: str | None, timeout_s: float) -> None:
     """Show live what a node holds and does per second."""
     base = admin_url(config, admin)
-    before, looked = ask(config, base, "/status"), time.monotonic()
+    before, looked = ask(config, base, "/status", timeout_s), time.monotonic()
     shown = 0
     while True:
         time.sleep(every)
-        document, now = ask(config, base, "/status"), time.monotonic()
+        document, now = ask(config, base, "/status", timeout_s), time.monotonic()
         rates = rates_of(before["stats"]["counters"], document["stats"]["counters"], now - looked)
         click.echo(f"{_CLEAR}{text_of(document)}\n\n{rates}")
         before, looked = document, now
@@ -70,8 +80,7 @@ def text_of(document: Mapping[str, Any]) -> str:
         )
     lines += [
         f"clients {stats['clients']}, pinned objects {stats['pinned_objects']}, directory "
-        f"{stats['directory_entries']} entries, metadata "
-        f"{approximate_size(stats['index_bytes'] + stats['metadata_bytes'])}",
+        f"{stats['directory_entries']} entries, metadata {approximate_size(stats['metadata_bytes'])}",
         "",
         f"members (view {document['view']}):",
     ]

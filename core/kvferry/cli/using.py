@@ -15,7 +15,7 @@ import click
 from kvferry.config import Config, load_config
 from kvferry.errors import ConfigError, UnavailableError
 
-_TIMEOUT_S = 10.0
+TIMEOUT_S = 2.5  # for the answer of an HTTP interface: a node has it at hand
 _MAX_ANSWER_BYTES = 64 << 20
 
 
@@ -75,17 +75,22 @@ def admin_url(config: Config, url: str | None) -> str:
     )
 
 
-def ask(config: Config, base: str, path: str) -> dict[str, Any]:
+def ask(config: Config, base: str, path: str, timeout_s: float = TIMEOUT_S) -> dict[str, Any]:
     """Return the JSON answer to GET `path`. Raises `UnavailableError`, `ConfigError` (the token)."""
     if not base.startswith(("http://", "https://")):
         raise ConfigError(f"--admin {base} must be a URL such as http://127.0.0.1:7000")
     request = urllib.request.Request(base + path, headers=_token(config))  # noqa: S310  (checked above)
     try:
-        with urllib.request.urlopen(request, timeout=_TIMEOUT_S) as answer:  # noqa: S310
+        with urllib.request.urlopen(request, timeout=timeout_s) as answer:  # noqa: S310
             document = json.loads(answer.read(_MAX_ANSWER_BYTES))
     except urllib.error.HTTPError as error:
         hint = ": set admin.token_file" if error.code == 401 else ""
         raise UnavailableError(f"{base}{path} answered {error.code} {error.reason}{hint}") from error
+    except TimeoutError as error:
+        raise UnavailableError(
+            f"{base}{path} did not answer within {timeout_s:g} s: the node may be stopped (SIGSTOP, a "
+            "debugger) or its machine overloaded; --timeout gives it longer"
+        ) from error
     except (OSError, ValueError) as error:
         raise UnavailableError(f"{base}{path} does not answer: {error}") from error
     if not isinstance(document, dict) or (path == "/status" and "stats" not in document):

@@ -184,7 +184,11 @@ METRICS: tuple[Metric, ...] = (
     Metric("kvferry_store_directory_entries", Kind.GAUGE, "Entries in this node's share of the directory."),
     Metric("kvferry_store_clients", Kind.GAUGE, "Clients attached now."),
     Metric("kvferry_store_index_bytes", Kind.GAUGE, "Memory of the index that clients share."),
-    Metric("kvferry_store_metadata_bytes", Kind.GAUGE, "Other memory used for knowing about objects."),
+    Metric(
+        "kvferry_store_metadata_bytes",
+        Kind.GAUGE,
+        "Memory used for knowing about objects, the index included.",
+    ),
     Metric("kvferry_store_degraded", Kind.GAUGE, "Reasons why the node is not healthy; 0 if it is."),
     Metric(
         "kvferry_store_ssd_written_bytes_total", Kind.COUNTER, "Bytes written to SSD, compaction included."

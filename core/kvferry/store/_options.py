@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from kvferry import _native
-from kvferry.config import Config
+from kvferry.config import Config, StoreOptions, format_size
 from kvferry.errors import ConfigError
 from kvferry.transfer import native_options
 
@@ -13,6 +15,8 @@ _SAME = (
     "hot_window_s", "reservation_lease_s", "pin_lease_s", "suspect_after_s",
 )  # fmt: skip
 
+_LEAST_SSD = 256 << 10  # the log keeps four files at least
+
 
 def node_options(config: Config) -> _native.NodeOptions:
     """Return what a node of this configuration is made with. Raises `ConfigError`."""
@@ -20,6 +24,7 @@ def node_options(config: Config) -> _native.NodeOptions:
     if bool(store.ssd_directory) != bool(store.ssd):
         given, missing = ("ssd_directory", "ssd") if store.ssd_directory else ("ssd", "ssd_directory")
         raise ConfigError(f"store.{given} is set and store.{missing} is not; the SSD tier needs both")
+    _check_ssd(store)
     if store.watermark_low > store.watermark_high:
         raise ConfigError(
             f"store.watermark_low ({store.watermark_low:g}) must not be above store.watermark_high "
@@ -38,6 +43,20 @@ def node_options(config: Config) -> _native.NodeOptions:
     native.set_ssd_write(store.ssd_write)
     native.set_ssd_sync(store.ssd_sync)
     return native
+
+
+def _check_ssd(store: StoreOptions) -> None:
+    if store.ssd and store.ssd < _LEAST_SSD:
+        raise ConfigError(
+            f"store.ssd (--ssd DIR:SIZE) is {format_size(store.ssd)}; the SSD tier needs "
+            f"{format_size(_LEAST_SSD)} at least"
+        )
+    directory = Path(store.ssd_directory)
+    if store.ssd and directory.exists() and not directory.is_dir():
+        raise ConfigError(
+            f"store.ssd_directory (--ssd DIR:SIZE) is {directory}, which is no directory: name one, or a "
+            "path where one can be made"
+        )
 
 
 def client_options(config: Config) -> _native.StoreOptions:

@@ -1,0 +1,44 @@
+from __future__ import annotations
+
+import socket
+from typing import Any
+
+import pytest
+
+from kvferry.cli import main
+from kvferry.cli.status import text_of
+from kvferry.cli.using import TIMEOUT_S
+
+
+def test_a_node_that_stands_still_is_not_waited_for_long(capsys: pytest.CaptureFixture[str]) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as stopped:  # connects, and says nothing
+        url = f"http://127.0.0.1:{stopped.getsockname()[1]}"
+        assert main(["status", "--admin", url, "--timeout", "0.2"]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith(f"error: {url}/status did not answer within 0.2 s: the node may be stopped")
+    assert "--timeout" in error
+    assert TIMEOUT_S <= 3
+
+
+def test_the_index_is_counted_once() -> None:
+    document: dict[str, Any] = {
+        "node_id": "0" * 32,
+        "endpoint": "127.0.0.1:7000",
+        "cluster": "local",
+        "status": "ok",
+        "reasons": [],
+        "view": 1,
+        "members": [],
+        "stats": {
+            "dram_used": 0,
+            "dram_bytes": 1 << 30,
+            "dram_objects": 0,
+            "ssd_bytes": 0,
+            "clients": 1,
+            "pinned_objects": 0,
+            "directory_entries": 0,
+            "index_bytes": 12 << 20,
+            "metadata_bytes": 20 << 20,
+        },
+    }
+    assert "metadata 20 MiB\n" in text_of(document)
