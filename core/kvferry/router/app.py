@@ -202,6 +202,8 @@ class Front:
             for one in pool
             if not one.usable
         ]
+        if self._core.prefixes is not None:
+            reasons += self._core.prefixes.problems()
         serving = any(one.usable for one in pool.decode) and not self.draining
         if self.draining:
             reasons.insert(0, "the router is shutting down")

@@ -75,6 +75,10 @@ class EventFeed:
         self._thread = threading.Thread(target=self._run, name="kvferry-kv-events", daemon=True)
         self._thread.start()
 
+    def problems(self) -> list[str]:
+        """Whom we cannot reach, in sentences; any thread may ask."""
+        return [each.problem for each in self._listeners if each.problem]
+
     def close(self) -> None:
         """Stop listening; idempotent."""
         self._stopping.set()
@@ -117,6 +121,7 @@ class _Listener:
         self._expected: int | None = None  # number of the next message; None: not in step with the engine
         self._recheck_at_s: float | None = None
         self._missed_at_s: float | None = None  # when to complain that there is no connection
+        self.problem = ""  # that complaint, until there is one; read by other threads
         self._socket: Any = None
         self._monitor: Any = None
         self._subscribe()
@@ -151,13 +156,12 @@ class _Listener:
         if self._missed_at_s is None or time.monotonic() < self._missed_at_s:
             return
         self._missed_at_s = None
-        logger.warning(
-            "KV events of %s: nobody answers at %s for %g s; its cached prefixes do not count. Is it started "
-            "with --kv-events-config, and is this the address there? (router.prefill_events)",
-            self._source.name,
-            self._source.endpoint,
-            UNREACHED_S,
+        self.problem = (
+            f"KV events of {self._source.name}: nobody answers at {self._source.endpoint} for "
+            f"{UNREACHED_S:g} s; its cached prefixes do not count. Is it started with --kv-events-config, "
+            "and is this the address there? (router.prefill_events)"
         )
+        logger.warning("%s", self.problem)
 
     def forget(self) -> None:
         """Know nothing of the engine any more."""
@@ -206,6 +210,7 @@ class _Listener:
                 self._subscribe()
                 return
             self._missed_at_s = None
+            self.problem = ""
             self._recheck_at_s = time.monotonic() + RECHECK_S
             if self._expected is None:
                 self._start_over(stopping)

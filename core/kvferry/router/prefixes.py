@@ -80,6 +80,10 @@ class Prefixes:
         self._metrics.count("prefix_lookups", "hit" if any(hits.values()) else "miss")
         return hits
 
+    def problems(self) -> list[str]:
+        """Whose events do not come, and what that means, in sentences."""
+        return self._feed.problems()
+
     def publish(self) -> None:
         """Bring the metrics of the index up to date."""
         for (name, event), count in dict(self._feed.counts).items():

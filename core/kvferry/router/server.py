@@ -59,6 +59,7 @@ class RouterServer:
         self._bootstrap_ports = bootstrap_ports(options, self._pool)
         self._policy = policy or (LongestPrefix() if options.prefill_events else RoundRobin())
         self._transfer = transfer or TransferOptions()
+        self._has_leases = options.engine == "vllm"  # SGLang has none
         self._release_lease = release_lease
         self._native_releaser: NativeReleaser | None = None
         self._core: Core | None = None
@@ -84,13 +85,9 @@ class RouterServer:
         `UnsupportedError` (KV events without ZeroMQ).
         """
         options, metrics = self.options, RouterMetrics()
-        function = self._release_lease
-        leases = options.engine == "vllm"  # SGLang has none
-        if function is None and options.prefill and leases:
-            self._native_releaser = await asyncio.to_thread(open_native_releaser, self._transfer)
-            function = self._native_releaser.release if self._native_releaser else None
         upstream = Upstream(options.connect_timeout_s)
         prefixes = await self._listen_to_events(upstream, metrics)
+        function = await self._open_releaser(upstream, prefixes)
         self._core = core = Core(
             options=options,
             pool=self._pool,
@@ -102,7 +99,9 @@ class RouterServer:
             bootstrap_ports=self._bootstrap_ports,
             prober=Prober(self._pool, upstream, options.health_interval_s, options.connect_timeout_s),
             # Without the means to say that a prefill failed, its decode server would wait in vain.
-            streams=StreamBook(enabled=options.handoff == "auto" and function is not None and leases),
+            streams=StreamBook(
+                enabled=options.handoff == "auto" and function is not None and self._has_leases
+            ),
         )
         self._front = Front(core)
         # handler_cancellation: a client that closes its connection cancels its handler, which closes the
@@ -134,9 +133,20 @@ class RouterServer:
             return Prefixes(self.options, self._pool, upstream, metrics)
         except KVFerryError:
             await upstream.close()
-            if self._native_releaser is not None:
-                await asyncio.to_thread(self._native_releaser.close)
             raise
+
+    async def _open_releaser(self, upstream: Upstream, prefixes: Prefixes | None) -> ReleaseFunction | None:
+        """Last of what settings may be wrong for: it starts an engine, and says so."""
+        if self._release_lease is not None or not self.options.prefill or not self._has_leases:
+            return self._release_lease
+        try:
+            self._native_releaser = await asyncio.to_thread(open_native_releaser, self._transfer)
+        except KVFerryError:
+            if prefixes is not None:
+                await prefixes.close()
+            await upstream.close()
+            raise
+        return self._native_releaser.release if self._native_releaser else None
 
     async def stop(self, drain_timeout_s: float | None = None) -> None:
         """Stop listening, let requests finish for the time allowed, end the rest, close everything.

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Callable
@@ -178,7 +179,11 @@ async def test_metrics_tell_what_is_known(tmp_path: Path) -> None:
         (("nonsense", "ipc:///y"), (), "no address of KV events"),
     ],
 )
-async def test_addresses_that_do_not_fit_are_an_error(events: Any, replays: Any, text: str) -> None:
+async def test_addresses_that_do_not_fit_are_an_error(
+    events: Any, replays: Any, text: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engines: list[Any] = []  # that started, and said so, before the settings were found wrong
+    monkeypatch.setattr("kvferry.router.server.open_native_releaser", engines.append)
     urls = ("http://127.0.0.1:1", "http://127.0.0.1:2")
     options = RouterOptions(
         prefill=urls, decode=urls[:1], port=0, prefill_events=events, prefill_replays=replays
@@ -186,6 +191,32 @@ async def test_addresses_that_do_not_fit_are_an_error(events: Any, replays: Any,
     server = RouterServer(options, release_lease=None)
     with pytest.raises(ConfigError, match=text):
         await server.start()
+    assert engines == []
+
+
+async def test_health_says_whose_events_do_not_come(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("kvferry.router.events.UNREACHED_S", 0.1)
+    address = f"ipc://{tmp_path}/e"
+    async with RouterCluster(1, 1, prefill_events=(address,)) as cluster:
+
+        async def health(reasons: int) -> dict[str, Any]:
+            async with asyncio.timeout(PATIENCE_S):
+                while True:
+                    page: dict[str, Any] = json.loads((await cluster.get("/health"))[1])
+                    if len(page["reasons"]) == reasons:
+                        return page
+                    await asyncio.sleep(0.02)
+
+        page = await health(1)
+        assert page["status"] == "degraded"
+        assert page["reasons"][0].startswith(
+            f"KV events of {cluster.prefill[0].url}: nobody answers at {address} "
+        )
+        publisher = FakePublisher(address, f"ipc://{tmp_path}/r")
+        try:
+            assert (await health(0))["status"] == "healthy"
+        finally:
+            publisher.close()
 
 
 def test_a_router_without_events_loads_neither_the_index_nor_zmq() -> None:
