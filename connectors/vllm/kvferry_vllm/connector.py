@@ -114,6 +114,16 @@ class KVFerryConnector(KVConnectorBase_V1, SupportsHMA):
             self._worker = WorkerHalf(self._config, pools=self._pools)
 
     @classmethod
+    def requires_piecewise_for_cudagraph(cls, extra_config: dict[str, Any]) -> bool:
+        """Say no: what a graph does not announce is read after the step.
+
+        vLLM asks this as it makes its configuration, long before it loads a model: so that is when a wrong
+        option is refused. Raises ConfigError.
+        """
+        load_config(extra_config, overrides_source="kv_connector_extra_config")
+        return False
+
+    @classmethod
     def get_required_kvcache_layout(cls, vllm_config: Any) -> str | None:
         """Ask for layers that are one run of memory each; latent caches (MLA) are in any layout."""
         model = vllm_config.model_config

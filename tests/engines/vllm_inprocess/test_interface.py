@@ -30,7 +30,6 @@ LEFT = {
     "register_finished_partial_tail": "False: the pool has whole blocks",
     "request_finished": "request_finished_all_groups is called instead, whatever the number of groups",
     "requires_kv_delivery": "True for producers: a hand-off is a promise; what is only saved may be lost",
-    "requires_piecewise_for_cudagraph": "False: what a graph does not announce is read after the step",
     "reset_capture_state": "nothing is captured",
     "role": "vLLM's own bookkeeping",
     "set_host_xfer_buffer_ops": "for caches that are copied through host memory",
@@ -75,6 +74,22 @@ def test_who_must_deliver_what_it_computed(prefill: LabEngine, decode: LabEngine
     """After a preemption a prefill engine computes anew what it hands off; a decode engine need not."""
     assert prefill.state()["delivers"] is True
     assert decode.state()["delivers"] is False
+
+
+def test_a_wrong_option_is_refused_when_vllm_makes_its_configuration() -> None:
+    code = (
+        "from kvferry_vllm.connector import KVFerryConnector as C\n"
+        "print(C.requires_piecewise_for_cudagraph({'handoff': {'lease_s': 60.0}}))\n"
+        "C.requires_piecewise_for_cudagraph({'handoff': {'leases_s': 60.0}})\n"
+    )
+    done = subprocess.run(
+        [vllm_python(), "-c", code], capture_output=True, text=True, timeout=110, check=False
+    )
+    assert done.stdout.splitlines()[-1:] == ["False"], done.stderr[-3000:]
+    assert (
+        'unknown key "handoff.leases_s" in kv_connector_extra_config, did you mean "handoff.lease_s"?'
+        in done.stderr
+    ), done.stderr[-3000:]
 
 
 def test_changes_are_named() -> None:
