@@ -11,10 +11,10 @@ import json
 import os
 import sys
 import time
-from importlib.metadata import version
 from typing import Any, Protocol
 
 import numpy as np
+from benchmarks.transfer_bench.packages import package_of
 
 LENGTH = 64 << 20
 MAX_SETS = 256
@@ -166,9 +166,9 @@ def main() -> None:
     try:
         memory = np.random.default_rng(1).integers(0, 256, LENGTH, dtype=np.uint8)
         adapters: dict[str, Any] = {"redis": Redis, "mooncake": Mooncake}
-        adapter = adapters[kind](where, memory, np.zeros(LENGTH, dtype=np.uint8), int(offered))
+        adapter = adapters[kind](where, memory, np.ones(LENGTH, dtype=np.uint8), int(offered))
         worker = Worker(adapter)
-        tell({"package": f"{adapter.package} {version(adapter.package)}"})
+        tell({"package": package_of(adapter.package)})
         for line in sys.stdin:
             request = json.loads(line)
             if request["do"] == "prepare":

@@ -7,7 +7,7 @@ import shutil
 import socket
 import subprocess
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import IO
 
@@ -22,10 +22,18 @@ SEGMENT_BYTES = 1 << 30
 class PeerSide:
     """One store as one client sees it."""
 
-    def __init__(self, name: str, command: list[str], stack: contextlib.ExitStack, offered: int = 0) -> None:
+    def __init__(
+        self,
+        name: str,
+        command: list[str],
+        stack: contextlib.ExitStack,
+        offered: int = 0,
+        *,
+        env: Mapping[str, str] | None = None,
+    ) -> None:
         self.name = name
         quiet = {"GLOG_minloglevel": "3", "MC_LOG_LEVEL": "ERROR"}
-        helper = Helper([*command, str(offered)], env=quiet, quiet=True)
+        helper = Helper([*command, str(offered)], env={**quiet, **(env or {})}, quiet=True)
         self._worker = stack.enter_context(helper)
         self.package = str(self._worker.read()["package"])
 

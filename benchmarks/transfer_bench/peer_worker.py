@@ -13,12 +13,12 @@ import os
 import sys
 import time
 from collections.abc import Callable
-from importlib.metadata import version
 from typing import Any, Protocol
 
 import numpy as np
 from benchmarks.transfer_bench import reference
 from benchmarks.transfer_bench.cases import BlockSet, Case, block_sets
+from benchmarks.transfer_bench.packages import package_of
 from benchmarks.transfer_bench.timing import run_burst
 
 PACKAGES = {
@@ -116,7 +116,7 @@ def main() -> None:
     try:
         memory = reference.private_memory(int(length))
         worker = Worker(_adapter(kind)(memory), memory)
-        tell({"package": f"{PACKAGES[kind]} {version(PACKAGES[kind])}"})
+        tell({"package": package_of(PACKAGES[kind])})
         for line in sys.stdin:
             tell(worker.answer(json.loads(line)))
     except Exception as error:  # noqa: BLE001  (told to the benchmark, which reports it)

@@ -8,9 +8,11 @@ owner checks, is (region id, generation, offset, length).
 
 from __future__ import annotations
 
+import bisect
 import threading
 import time
 from collections.abc import Iterable
+from operator import itemgetter
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -47,6 +49,7 @@ class _Map:
     def __init__(self, regions: Iterable[tuple[int, int, int]]) -> None:
         """`regions`: address, length, region id of each."""
         ordered = sorted((address, -length, region) for address, length, region in regions)
+        self._plain = [(address, -length, region) for address, length, region in ordered]
         self._starts = np.array([address for address, _, _ in ordered], np.uint64)
         self._lengths = np.array([-length for _, length, _ in ordered], np.uint64)
         self._ids = np.array([region for _, _, region in ordered], np.uint64)
@@ -56,32 +59,48 @@ class _Map:
         """Where the region of the lowest id begins; 0 if there is none."""
         return int(self._starts[np.argmin(self._ids)]) if self._ids.size else 0
 
-    def find(self, addresses: Addresses, lengths: Addresses) -> tuple[Addresses, Addresses, npt.NDArray[Any]]:
-        """Return region ids, offsets, and which pieces lie in no region."""
+    def find(
+        self, addresses: Addresses, lengths: Addresses
+    ) -> tuple[Addresses | int, Addresses | int, npt.NDArray[Any] | None]:
+        """Return region ids, offsets (numbers for one piece), and which pieces lie in no region, if any."""
         if not self._starts.size:
-            return addresses * 0, addresses * 0, np.ones(addresses.shape, bool)
-        place = np.searchsorted(self._starts, addresses, side="right").astype(np.int64) - 1
+            return addresses * 0, addresses * 0, np.ones(addresses.shape, bool) if addresses.size else None
+        if addresses.size == 1 and (one := self._find_one(int(addresses[0]), int(lengths[0]))) is not None:
+            return (*one, None)  # at a third of the time
+        place = self._starts.searchsorted(addresses, side="right").astype(np.int64) - 1
         lost = self._outside(place, addresses, lengths)
+        if lost.any():
+            self._look_further(place, addresses, lengths, lost)
+        place = np.maximum(place, 0)
+        return self._ids[place], addresses - self._starts[place], lost if lost.any() else None
+
+    def _find_one(self, address: int, length: int) -> tuple[int, int] | None:
+        """Return region id and offset if the nearest region holds these bytes."""
+        place = bisect.bisect_right(self._plain, address, key=itemgetter(0)) - 1
+        if place < 0:
+            return None
+        start, size, region = self._plain[place]
+        return (region, address - start) if address - start + length <= size else None
+
+    def _look_further(
+        self, place: npt.NDArray[np.int64], addresses: Addresses, lengths: Addresses, lost: npt.NDArray[Any]
+    ) -> None:
+        """Correct `place` and `lost` where the nearest region lies within a larger one."""
         for index in np.flatnonzero(lost & (place >= 0)):
-            # The nearest region may lie within a larger one.
             while place[index] > 0:
                 place[index] -= 1
                 one = slice(index, index + 1)
                 if not self._outside(place[one], addresses[one], lengths[one])[0]:
                     lost[index] = False
                     break
-        place = np.maximum(place, 0)
-        return self._ids[place], addresses - self._starts[place], lost
 
     def _outside(
         self, place: npt.NDArray[np.int64], addresses: Addresses, lengths: Addresses
     ) -> npt.NDArray[Any]:
         at = np.maximum(place, 0)
         room = self._lengths[at]
-        offset = addresses - self._starts[at]
-        outside: npt.NDArray[Any] = (
-            (place < 0) | (lengths > room) | (offset > room - np.minimum(lengths, room))
-        )
+        offset = addresses - self._starts[at]  # wraps only where there is no region before it
+        outside: npt.NDArray[Any] = (place < 0) | (offset > room) | (lengths > room - offset)
         return outside
 
 
@@ -180,17 +199,18 @@ class AddressedEngine:
         known = self._reach(session, None)
         with self._lock:
             mine = self._map
-        near, near_offset, lost = mine.find(local, lengths)
-        if lost.any():
+        pieces = np.empty((lengths.size, 5), np.uint64)
+        pieces[:, 4] = lengths
+        pieces[:, 0], pieces[:, 2], lost = mine.find(local, lengths)
+        if lost is not None:
             raise _outside("our", local, lengths, lost)
-        far, far_offset, lost = known.map.find(remote, lengths)
-        if lost.any():  # registered since we looked?
+        pieces[:, 1], pieces[:, 3], lost = known.map.find(remote, lengths)
+        if lost is not None:  # registered since we looked?
             known = self._look_again(session, known.peer)
-            far, far_offset, lost = known.map.find(remote, lengths)
-        if lost.any():
+            pieces[:, 1], pieces[:, 3], lost = known.map.find(remote, lengths)
+        if lost is not None:
             raise _outside(f"{session}'s", remote, lengths, lost)
-        pieces = np.column_stack((near, far, near_offset, far_offset, lengths))
-        return self.engine.prepare(known.peer, np.ascontiguousarray(pieces, np.uint64), op)
+        return self.engine.prepare(known.peer, pieces, op)
 
     def execute(
         self,

@@ -192,11 +192,12 @@ def _pieces(local: Numbers, remote: Numbers, lengths: Numbers) -> tuple[Addresse
 def _array(values: Any) -> Addresses:
     """Return numbers as uint64. Raises `InvalidArgumentError` for negative ones and for what is no number."""
     try:
-        array = np.asarray(values)
-        if array.size and (array.dtype.kind not in "iu" or (array.dtype.kind == "i" and array.min() < 0)):
+        if not isinstance(values, np.ndarray):
+            return np.array(values, np.uint64).reshape(-1)
+        if values.size and (values.dtype.kind not in "iu" or values.min() < 0):
             raise InvalidArgumentError(
                 f"addresses and lengths are whole numbers of at least 0, not {values!r}"
             )
-        return array.astype(np.uint64, copy=False).reshape(-1)
+        return values.astype(np.uint64, copy=False).reshape(-1)
     except (OverflowError, ValueError, TypeError) as error:
         raise InvalidArgumentError(f"these are no addresses or lengths: {error}") from error

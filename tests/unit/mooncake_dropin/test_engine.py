@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from kvferry.errors import OutOfRangeError
+from kvferry.testing.waiting import wait_until
 from mooncake.engine import TransferEngine, TransferNotify
 
 MIB = 1 << 20
@@ -168,7 +169,14 @@ def test_notifies_of_others_are_dropped(near: Side, far: Side) -> None:
     near.engine._engine.engine.send(peer, b"\x93not ours")
     notify = TransferNotify("a", "b")
     assert near.engine.transfer_sync(far.session, near.base, far.base, 1, 1, notify) == 0
-    assert [(each.name, each.msg) for each in far.engine.get_notifies()] == [("a", "b")]
+    found: list[TransferNotify] = []
+
+    def arrived() -> bool:
+        found.extend(far.engine.get_notifies())
+        return bool(found)
+
+    wait_until(arrived, 30.0)
+    assert [(each.name, each.msg) for each in found] == [("a", "b")]
 
 
 def test_another_process_reads_and_writes(far: Side) -> None:
