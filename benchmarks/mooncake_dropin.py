@@ -13,7 +13,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import os
-import statistics
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
@@ -59,25 +58,27 @@ def rows_of(call: str, case: Case, took: dict[str, float]) -> Iterator[Row]:
         yield Row(f"{call}, {name}", case.name, speed[name], "GB/s", THEIRS, speed[THEIRS], TARGET)
 
 
+class BlocksSide(TransferSide):
+    """A pair of processes, timed as a store is."""
+
+    def burst(self, op: str, seconds: float) -> list[float]:
+        return list(super().burst(op, seconds).took_s)
+
+
 def transfers(peers: Path, cases: Sequence[Case], rounds: int) -> Iterator[Row]:
     """Reads and writes of scattered blocks of another process."""
     [kind] = [kind for kind in KINDS if kind.worker == "mooncake"]
     with contextlib.ExitStack() as stack:
-        sides = [TransferSide(Kind(THEIRS, "mooncake", kind.env), peers, LENGTH, stack)]
+        sides = [BlocksSide(Kind(THEIRS, "mooncake", kind.env), peers, LENGTH, stack)]
         for name, env in OURS.items():
-            sides.append(TransferSide(Kind(name, "mooncake", env), Path(sys.executable), LENGTH, stack))
+            sides.append(BlocksSide(Kind(name, "mooncake", env), Path(sys.executable), LENGTH, stack))
         for case in cases:
             for side in sides:
                 side.prepare(case)
                 for op in ("write", "read"):
                     side.verify(op)
             for op in ("write", "read"):
-                took: dict[str, list[float]] = {side.name: [] for side in sides}
-                for number in range(rounds):
-                    for side in sides[number % 3 :] + sides[: number % 3]:
-                        took[side.name].append(statistics.median(side.burst(op, BURST_S).took_s))
-                times = {name: statistics.median(one) for name, one in took.items()}
-                yield from rows_of(f"batch_transfer_sync_{op}", case, times)
+                yield from rows_of(f"batch_transfer_sync_{op}", case, in_turns(sides, op, rounds, BURST_S))
 
 
 def stored(peers: Path, folder: Path, cases: Sequence[Case], rounds: int) -> Iterator[Row]:
