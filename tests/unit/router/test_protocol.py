@@ -11,6 +11,8 @@ from hypothesis import strategies as st
 
 from kvferry.errors import InvalidArgumentError, ProtocolError
 from kvferry.router.protocol import (
+    EXTRA_ARGUMENTS,
+    ROUTER_ONLY_FIELDS,
     decode_body,
     error_event,
     parse_request,
@@ -81,7 +83,7 @@ def test_decode_body_without_handoff_is_untouched() -> None:
 
 @given(
     st.dictionaries(
-        st.text().filter(lambda name: name not in ("kv_transfer_params", "ec_transfer_params")),
+        st.text().filter(lambda name: name not in (*ROUTER_ONLY_FIELDS, EXTRA_ARGUMENTS)),
         st.recursive(
             st.none()
             | st.booleans()
