@@ -18,7 +18,7 @@ using wire::Role;
 constexpr std::string_view kSecret = "sixteen bytes or more";
 constexpr std::size_t kPingBytes = kFrameHeaderBytes + wire::kFrameTagBytes;
 
-Wait soon() { return Wait{deadline_in(milliseconds(2000))}; }
+Wait soon() { return Wait{deadline_in(milliseconds(20000))}; }
 
 wire::Hello some_hello() {
   wire::Hello hello;

@@ -87,7 +87,7 @@ inline Buffer register_buffer(Engine& engine, std::uint64_t length, std::uint64_
 }
 
 inline std::shared_ptr<Peer> connect(Engine& from, const Engine& to) {
-  auto peer = from.connect(to.endpoint(), to.node_id(), milliseconds(5000));
+  auto peer = from.connect(to.endpoint(), to.node_id(), kPatience);
   if (!peer.ok()) {
     ADD_FAILURE() << peer.status().to_string();
     return nullptr;

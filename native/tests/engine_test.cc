@@ -187,7 +187,7 @@ TEST(Engine, CloseIsFinalAndSettlesEverything) {
   const auto begin = Clock::now();
   pair.a->close();
   pair.a->close();
-  EXPECT_LT(Clock::now() - begin, milliseconds(3000));
+  EXPECT_LT(Clock::now() - begin, milliseconds(10000));
   reader.join();
   ASSERT_TRUE((*transfer)->settled());
   EXPECT_EQ((*transfer)->status().code(), Code::kCancelled);
@@ -295,7 +295,7 @@ TEST(Engine, LosesAPeerThatStoppedAnswering) {
   const auto begin = Clock::now();
   const Status status = run(*engine, *peer, {piece}, Op::kRead);
   EXPECT_EQ(status.code(), Code::kPeerLost) << status.to_string();
-  EXPECT_LT(Clock::now() - begin, milliseconds(5000));
+  EXPECT_LT(Clock::now() - begin, milliseconds(10000));
   EXPECT_EQ((*peer)->status().code(), Code::kPeerLost);
   engine->close();
 }

@@ -133,7 +133,7 @@ std::string Node::answer(std::istream& words) {
   if (command == "finish") return finish(words);
   if (command == "hammer") return hammer(words);
   if (command == "cycle") return cycle(words);
-  if (command == "refresh") return peer_ ? error_of(peer_->refresh(milliseconds(5000))) : "error not connected";
+  if (command == "refresh") return peer_ ? error_of(peer_->refresh(milliseconds(20000))) : "error not connected";
   if (command == "leave") return leave();
   if (command == "idle") return idle();
   if (command == "state") return state();
@@ -228,7 +228,7 @@ std::string Node::finish(std::istream& words) {
 std::string Node::hammer(std::istream& words) {
   std::string what;
   words >> what;
-  auto peer = dial(words, milliseconds(5000));
+  auto peer = dial(words, milliseconds(20000));
   if (!peer.ok()) return error_of(peer.status());
   hammer_ = std::thread([this, peer = *peer, op = what == "read" ? Op::kRead : Op::kWrite] {
     const std::uint64_t length = (op == Op::kRead ? kReadBytes : kWriteBytes) / 4;

@@ -123,7 +123,7 @@ TEST(Fault, NoTransportAtAllFailsSoon) {
   const auto begin = Clock::now();
   const auto transfer = pair.read();
   EXPECT_EQ(transfer->status().code(), Code::kUnavailable) << transfer->status().to_string();
-  EXPECT_LT(Clock::now() - begin, milliseconds(3000));
+  EXPECT_LT(Clock::now() - begin, milliseconds(10000));
 }
 
 TEST(Fault, AHungRailLeavesTimeForAnother) {

@@ -13,7 +13,7 @@
 namespace kvferry {
 namespace {
 
-Wait soon() { return {deadline_in(milliseconds(5000)), nullptr}; }
+Wait soon() { return {deadline_in(milliseconds(20000)), nullptr}; }
 
 struct SocketPair {
   SocketPair() {

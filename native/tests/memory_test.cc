@@ -285,14 +285,14 @@ TEST(CopyLanes, OwnerWaitsForACopyUnderWayButNotForLaterOnes) {
     peer->end(kMaxAttachLanes - 1);
     peer->begin(kMaxAttachLanes - 1);  // the next copy looks the region up anew, so it is of no concern
   });
-  EXPECT_TRUE(owner->quiesce(deadline_in(milliseconds(5000)), {}).ok());
+  EXPECT_TRUE(owner->quiesce(deadline_in(milliseconds(20000)), {}).ok());
 }
 
 TEST(CopyLanes, DeadPeerDoesNotDelayTheOwner) {
   auto lanes = CopyLanes::create();
   lanes->begin(0);
   std::atomic<int> asked = 0;
-  EXPECT_TRUE(lanes->quiesce(deadline_in(milliseconds(5000)), [&] { return ++asked == 2; }).ok());
+  EXPECT_TRUE(lanes->quiesce(deadline_in(milliseconds(20000)), [&] { return ++asked == 2; }).ok());
   EXPECT_EQ(asked, 2);
 }
 

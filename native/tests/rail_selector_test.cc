@@ -55,7 +55,7 @@ class FakeTransport final : public Transport {
 class Selector : public ::testing::Test {
  protected:
   RailSelector::Opened open(std::size_t lane, std::size_t current = RailSelector::kNoRank) {
-    auto opened = selector_.open(lane, current, deadline_in(milliseconds(5000)));
+    auto opened = selector_.open(lane, current, deadline_in(milliseconds(20000)));
     EXPECT_TRUE(opened.ok()) << opened.status().to_string();
     return std::move(opened).value();
   }

@@ -194,7 +194,7 @@ TEST_F(RegionTableFixture, RemoveWaitsForPinsAndHidesTheRegionAtOnce) {
     std::this_thread::sleep_for(milliseconds(20));
     pin.reset();
   });
-  EXPECT_TRUE(table.remove(key, deadline_in(milliseconds(5000))).ok()) << "remove may be called again";
+  EXPECT_TRUE(table.remove(key, deadline_in(milliseconds(20000))).ok()) << "remove may be called again";
 }
 
 TEST_F(RegionTableFixture, RemoveWaitsForPeersThatCopyWithoutAsking) {
@@ -313,7 +313,7 @@ TEST_F(RegionTableFixture, NobodyTouchesMemoryAfterRemove) {
     const auto info = table.add(source());
     EXPECT_EQ(info->key, (RegionKey{1, round}));
     std::this_thread::yield();
-    EXPECT_TRUE(table.remove(info->key, deadline_in(milliseconds(5000))).ok());
+    EXPECT_TRUE(table.remove(info->key, deadline_in(milliseconds(20000))).ok());
     live_generation = 0;
   }
   stop = true;

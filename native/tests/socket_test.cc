@@ -93,7 +93,7 @@ TEST(Socket, SilentPeerMeetsTheDeadline) {
     EXPECT_NE(status.message().find(words), std::string::npos) << status.message();
   }
   EXPECT_GE(Clock::now() - start, milliseconds(50));
-  EXPECT_LT(Clock::now() - start, milliseconds(2000));
+  EXPECT_LT(Clock::now() - start, milliseconds(10000));
 }
 
 TEST(Socket, FullPeerMeetsTheDeadline) {
