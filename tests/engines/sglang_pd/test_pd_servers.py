@@ -84,7 +84,7 @@ def test_heads_are_split_between_two_ranks_and_failures_stay_with_their_requests
 def test_a_request_can_be_aborted_at_any_time(pair: Pair, side: str) -> None:
     server: Server = getattr(pair, side)
     for delay_s in (0.0, 0.01, 0.03, 0.1, 0.3):
-        both = pair.begin(PROMPTS[4], max_tokens=400)
+        both = pair.begin(PROMPTS[4], max_tokens=60)
         time.sleep(delay_s)  # the state in which the abort finds the request is left to chance
         assert post(f"{server.url}/abort_request", {"abort_all": True, "rid": ""})[0] == 200
         # An abort that came before its request has met nothing: the answer is then the usual one.
@@ -141,9 +141,9 @@ def test_a_client_that_leaves_the_router_leaves_nothing_behind(pair: Pair, our_r
 
 def test_the_end_of_the_prefill_server_is_an_error_at_once(pair: Pair, our_router: Server) -> None:
     """The last test: it takes the prefill server down."""
-    begun = [pair.begin(PROMPTS[4], max_tokens=200)[1] for _ in range(4)]
+    begun = [pair.begin(PROMPTS[4], max_tokens=60)[1] for _ in range(4)]
     pair.prefill.kill()
-    done, late = wait(begun, timeout=60)
+    done, late = wait(begun, timeout=150)
     assert not late, "the decode server waits for the dead"
     assert {each.result()[0] for each in done} <= {200, 500}
     until(lambda: flush(pair.decode), "the decode server being idle")
