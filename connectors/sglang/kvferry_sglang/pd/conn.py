@@ -16,23 +16,18 @@ from __future__ import annotations
 
 import functools
 import logging
-import struct
-from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from sglang.srt.disaggregation.base.conn import KVPoll
-from sglang.srt.disaggregation.common.conn import ABORT_TAG
 from sglang.srt.disaggregation.common.staging_buffer import compute_head_slice_params
 from sglang.srt.disaggregation.mooncake.conn import (
-    KVArgsRegisterInfo,
     MooncakeKVBootstrapServer,
     MooncakeKVManager,
     MooncakeKVReceiver,
     MooncakeKVSender,
-    TransferInfo,
 )
 from sglang.srt.disaggregation.utils import DisaggregationMode, build_transfer_entry_pairs
 from sglang.srt.runtime_context import get_device, get_memory
@@ -41,16 +36,11 @@ from kvferry.errors import KVFerryError
 from kvferry.transfer import Access
 from kvferry_sglang.pd.engine import FAILED, Hello, PDEngine
 from kvferry_sglang.pd.lost import LostSessions
+from kvferry_sglang.pd.messages import CheckedMessages
 from kvferry_sglang.pd.pieces import Entry, HeadSlice, Pieces, blocks, head_slices, whole_pages
 from kvferry_sglang.pd.watch import PrefillWatch
 
 logger = logging.getLogger(__name__)
-
-Status = TypeVar("Status")
-# What decoding a message of the wrong form raises.
-_MALFORMED = (ValueError, IndexError, struct.error, RuntimeError, TypeError)
-_MOST_ABORTED = 4096  # rooms remembered, for decode servers that come late
-_STAGING_TAGS = (b"WATERMARK", b"STAGING_RSP", b"STAGING_REQ", b"CHUNK_READY")
 
 
 def _one_request_only(send: Callable[..., int]) -> Callable[..., int]:
@@ -70,7 +60,7 @@ def _one_request_only(send: Callable[..., int]) -> Callable[..., int]:
     return send_or_fail
 
 
-class KVFerryKVManager(MooncakeKVManager):
+class KVFerryKVManager(CheckedMessages):
     """One scheduler process's side of all its requests."""
 
     sender_trace_module = "kvferry"
@@ -81,8 +71,6 @@ class KVFerryKVManager(MooncakeKVManager):
         self, args: Any, disaggregation_mode: Any, server_args: Any, is_mla_backend: bool | None = False
     ) -> None:
         self._watch: PrefillWatch | None = None
-        self._aborted: OrderedDict[int, None] = OrderedDict()  # rooms, the latest last
-        self._handed_on: int | None = None  # the room of the message that SGLang's thread got last
         self.refusals: dict[str, str] = {}  # bootstrap addresses of prefill servers that do not fit, and why
         super().__init__(args, disaggregation_mode, server_args, is_mla_backend)
         if self.disaggregation_mode == DisaggregationMode.PREFILL:
@@ -266,27 +254,6 @@ class KVFerryKVManager(MooncakeKVManager):
         if any(map(self.engine.may_land_late, list(self.transfer_infos.get(room, ())))):
             super()._poison_unsettled_send(room)
 
-    def room_opened(self, room: int) -> None:
-        """A request begins; whatever had the number before it is forgotten."""
-        self._aborted.pop(room, None)
-
-    def room_aborted(self, room: int) -> None:
-        """Tell a request's decode ranks, those that are heard of later included, that nothing will come."""
-        self._aborted[room] = None
-        while len(self._aborted) > _MOST_ABORTED:
-            self._aborted.popitem(last=False)
-        self._tell_aborted(room, self._room_notify_targets(room))
-
-    def _tell_aborted(self, room: int, targets: list[tuple[str, int]]) -> None:
-        # Not by the scheduler's thread: a message to a process that is gone may wait.
-        self._errands.submit(
-            self.send_kv_status_message,
-            targets=targets,
-            bootstrap_room=room,
-            status=KVPoll.Failed,
-            failure_reason="the prefill server aborted the request",
-        )
-
     # Peers.
 
     def _publish_peer_registration(self, session: str, decode_kv_args: Any) -> str | None:
@@ -331,71 +298,6 @@ class KVFerryKVManager(MooncakeKVManager):
             ]
         for address in servers:
             self._handle_node_failure(address)
-
-    # Messages.
-
-    def _make_worker_recv(self, socket: Any, timeout_ms: int = 500) -> Callable[[], Any]:
-        receive = super()._make_worker_recv(socket, timeout_ms)
-        prefill = self.disaggregation_mode == DisaggregationMode.PREFILL
-        check = self._is_for_prefill if prefill else self._is_for_decode
-
-        def receive_checked() -> Any:
-            self._look_back()
-            message = receive()
-            if message is None:
-                return None
-            try:
-                good = check(message)
-            except _MALFORMED as error:
-                logger.warning("a message with %d parts is dropped: %s", len(message), error)
-                return None
-            return message if good else None
-
-        return receive_checked
-
-    def _is_for_prefill(self, message: list[bytes]) -> bool:
-        if message[0] in _STAGING_TAGS:
-            return bool(self.enable_staging)
-        if message[0] == ABORT_TAG:
-            return True
-        if message[0] == b"None":
-            info = KVArgsRegisterInfo.from_zmq(message)
-            self.requires_dcp_relayout(info.dst_dcp_size, info.dst_dcp_rank)
-            _port_of(info.mooncake_session_id)
-            return True
-        request = TransferInfo.from_zmq(message)
-        _port_of(request.mooncake_session_id)
-        if request.room in self._aborted:
-            self._tell_aborted(request.room, [(request.endpoint, request.dst_port)])
-            return False
-        if request.mooncake_session_id in self.decode_kv_args_table:
-            self._handed_on = request.room
-            return True
-        self.send_kv_status_message(
-            targets=[(request.endpoint, request.dst_port)],
-            bootstrap_room=request.room,
-            status=KVPoll.Failed,
-            failure_reason="the prefill server was started anew and does not know this decode server yet",
-        )
-        return False
-
-    def _look_back(self) -> None:
-        """See to a request that was aborted while SGLang's thread took its message in."""
-        room, self._handed_on = self._handed_on, None
-        if room is not None and room in self._aborted:
-            self._tell_aborted(room, self._room_notify_targets(room))
-            self.transfer_infos.pop(room, None)
-            self.req_to_decode_prefix_len.pop(room, None)
-
-    def _is_for_decode(self, message: list[bytes]) -> bool:
-        if message[0] in _STAGING_TAGS:
-            return bool(self.enable_staging)
-        # Metadata comes by the engine, into registered memory; nothing else writes there.
-        return bool(message[0] != self.AUX_DATA_HEADER)
-
-
-def _port_of(session: str) -> int:
-    return int(session.rsplit(":", 1)[1])
 
 
 class KVFerryKVSender(MooncakeKVSender):
