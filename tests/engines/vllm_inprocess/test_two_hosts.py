@@ -37,7 +37,8 @@ class Site(NamedTuple):
 
     def knows(self, members: int) -> bool:
         """Whether the node, and so its engines, know so many nodes of the cluster."""
-        return len(json.loads(self.node.command("status", "--json").stdout)["members"]) == members
+        status = self.node.command("status", "--json", expect=None).stdout  # it may be degraded for a moment
+        return bool(status) and len(json.loads(status)["members"]) == members
 
 
 class World(NamedTuple):
