@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from kvferry.store import open_store
 from kvferry.testing.nodes import NodeChild
 from mooncake.store import MooncakeDistributedStore, MooncakeHostMemAllocator, ReplicateConfig
 
@@ -25,6 +24,15 @@ def directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     tmp_path.chmod(0o700)
     monkeypatch.setenv("KVFERRY_CLUSTER_DIRECTORY", str(tmp_path))
     return tmp_path
+
+
+@pytest.fixture(scope="module")
+def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NodeChild]:
+    """A node of this machine, for all tests here that want one."""
+    directory = tmp_path_factory.mktemp("cluster")
+    directory.chmod(0o700)
+    with NodeChild(directory, "--dram", "64MiB") as found:
+        yield found
 
 
 def opened(master: str, *, segment: int = 16 * MIB, **more: Any) -> MooncakeDistributedStore:
@@ -82,58 +90,54 @@ def test_two_members_of_a_cluster_share_objects() -> None:
         first.close()
 
 
-def test_a_node_named_by_its_address(directory: Path) -> None:
-    with NodeChild(directory, "--dram", "32MiB") as node:
-        store = opened(node.advert.endpoint)
-        assert store.put("a", b"x" * 1000) == 0
-        other = MooncakeDistributedStore()
-        assert other.setup_dummy(MIB, MIB, node.advert.endpoint) == 0
-        assert other.get("a") == b"x" * 1000
-        pool = other.alloc_from_mem_pool(4096)
-        assert other.get_into("a", pool, 4096) == 1000
-        assert ctypes.string_at(pool, 1000) == b"x" * 1000
-        # objects of others in the same pool are not ours to see, nor to remove
-        with node.open() as theirs:
-            theirs.put("theirs", b"kept")
-            assert other.batch_is_exist(["theirs"]) == [0]
-            assert other.remove_all() == 1
-            assert theirs.get("theirs") == b"kept"
-        store.close()
-        other.close()
+def test_a_node_named_by_its_address(node: NodeChild) -> None:
+    store = opened(node.advert.endpoint)
+    assert store.put("a", b"x" * 1000) == 0
+    other = MooncakeDistributedStore()
+    assert other.setup_dummy(MIB, MIB, node.advert.endpoint) == 0
+    assert other.get("a") == b"x" * 1000
+    pool = other.alloc_from_mem_pool(4096)
+    assert other.get_into("a", pool, 4096) == 1000
+    assert ctypes.string_at(pool, 1000) == b"x" * 1000
+    # objects of others in the same pool are not ours to see, nor to remove
+    with node.open() as theirs:
+        theirs.put("theirs", b"kept")
+        assert other.batch_is_exist(["theirs"]) == [0]
+        assert other.remove_all() == 1
+        assert theirs.get("theirs") == b"kept"
+    store.close()
+    other.close()
 
 
-def test_auto_takes_the_node_of_this_machine(directory: Path) -> None:
-    alone = opened("auto")  # none yet: it brings its own
-    assert alone.put("a", b"1") == 0
-    with NodeChild(directory, "--dram", "32MiB"):
-        first, second = opened(""), opened("auto")
-        assert first.put("a", b"2") == 0
-        assert second.get("a") == b"2"
-        second.close()
-        first.close()
-    assert alone.get("a") == b"1"
-    alone.close()
-
-
-def test_the_setting_of_the_node_wins(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with NodeChild(directory, "--dram", "32MiB") as node:
-        monkeypatch.setenv("KVFERRY_STORE_NODE", node.advert.endpoint)
-        monkeypatch.setenv("KVFERRY_STORE_TENANT", "chosen")
-        store = opened("10.255.255.1:50051")
-        assert store.put("a", b"x") == 0
-        with open_store(node.config(tenant="chosen")) as theirs:
-            assert theirs.get("a") == b"x"
+def test_auto_takes_the_node_of_this_machine(node: NodeChild, monkeypatch: pytest.MonkeyPatch) -> None:
+    alone = opened("auto")  # none here: it brings its own
+    assert alone.put("auto", b"1") == 0
+    monkeypatch.setenv("KVFERRY_CLUSTER_DIRECTORY", str(node.cluster.directory))
+    first, second = opened(""), opened("auto")
+    assert first.put("auto", b"2") == 0
+    assert second.get("auto") == b"2"
+    assert alone.get("auto") == b"1"
+    for store in (second, first, alone):
         store.close()
 
 
-def test_tenants_do_not_meet(directory: Path) -> None:
-    with NodeChild(directory, "--dram", "32MiB") as node:
-        first = opened(node.advert.endpoint, tenant_id="one")
-        second = opened(node.advert.endpoint, tenant_id="two")
-        assert first.put("a", b"x") == 0
-        assert second.is_exist("a") == 0
-        second.close()
-        first.close()
+def test_the_setting_of_the_node_wins(node: NodeChild, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KVFERRY_STORE_NODE", node.advert.endpoint)
+    monkeypatch.setenv("KVFERRY_STORE_TENANT", "chosen")
+    store = opened("10.255.255.1:50051")
+    assert store.put("a", b"x") == 0
+    with node.open(tenant="chosen") as theirs:
+        assert theirs.get("a") == b"x"
+    store.close()
+
+
+def test_tenants_do_not_meet(node: NodeChild) -> None:
+    first = opened(node.advert.endpoint, tenant_id="one")
+    second = opened(node.advert.endpoint, tenant_id="two")
+    assert first.put("a", b"x") == 0
+    assert second.is_exist("a") == 0
+    second.close()
+    first.close()
 
 
 def test_a_master_that_is_not_there_is_named(caplog: pytest.LogCaptureFixture) -> None:
