@@ -70,6 +70,7 @@ class Backend:
 
     def __init__(self, name: str, extra: dict[str, Any]) -> None:
         import hicache_cases as kit
+        import torch
 
         model = kit.CacheConfig(
             page_size=PAGE, components=(kit.ComponentType.FULL,), num_layers=LAYERS, kv_size=PAGES * PAGE,
@@ -80,6 +81,7 @@ class Backend:
         self.controller = self.engine.tree.cache_controller
         self.pool = self.controller.storage_host_pool
         self.slots = self.pool.alloc(PAGES * PAGE)
+        self.pool.kv_buffer.view(torch.uint8).random_(0, 255)
         self.page_bytes = sum(self.pool.get_page_buffer_meta(self.slots[:PAGE])[1])
 
     def put(self, hashes: list[str]) -> float:
@@ -132,19 +134,16 @@ def mooncake(venv: Path) -> Iterator[dict[str, Any]]:
 
 def measure(backends: dict[str, Backend], rounds: int) -> dict[str, dict[str, float]]:
     """Return each backend's medians: put and get in GB/s, look-up and hit in milliseconds."""
-    import torch
-
     seconds: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
     for turn in range(rounds + 1):
         for name, backend in backends.items():
             hashes = [f"{turn * PAGES + page:064x}" for page in range(PAGES)]
-            if not turn:
-                backend.pool.kv_buffer.view(torch.uint8).random_(0, 255)
             put = backend.put(hashes)
             asked, hit = backend.get(hashes)
-            if turn:  # the first round warms up
-                for what, value in (("put", put), ("look-up", asked), ("hit", hit), ("get", hit - asked)):
-                    seconds[name][what].append(value)
+            if turn == 0:  # to warm up
+                continue
+            for what, value in (("put", put), ("look-up", asked), ("hit", hit), ("get", hit - asked)):
+                seconds[name][what].append(value)
     found: dict[str, dict[str, float]] = {}
     for name, backend in backends.items():
         size = backend.page_bytes * PAGES / 1e9
