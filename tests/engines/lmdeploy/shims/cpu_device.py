@@ -154,22 +154,30 @@ class TorchPagedAttention(AttentionImpl):
         )  # fmt: skip
 
     def forward(
-        self, query: Any, key: Any, value: Any, keys: Any, values: Any, metadata: Any, *_: Any, **__: Any
+        self,
+        query: Any,
+        key: Any,
+        value: Any,
+        k_cache: Any,
+        v_cache: Any,
+        attn_metadata: Any,
+        *_: Any,
+        **__: Any,
     ) -> Any:
-        size = keys.shape[1]
+        size = k_cache.shape[1]
         out = torch.empty((*query.shape[:-1], self.v_head_size), dtype=query.dtype)
         first = 0
-        lengths = zip(metadata.q_seqlens.tolist(), metadata.kv_seqlens.tolist(), strict=True)
+        lengths = zip(attn_metadata.q_seqlens.tolist(), attn_metadata.kv_seqlens.tolist(), strict=True)
         for sequence, (new, total) in enumerate(lengths):
-            blocks = metadata.block_offsets[sequence].long()
+            blocks = attn_metadata.block_offsets[sequence].long()
             fresh, known = torch.arange(total - new, total), torch.arange(total)
             span = slice(first, first + new)
             if key is not None:
-                keys[blocks[fresh // size], fresh % size] = key[span]
-                values[blocks[fresh // size], fresh % size] = value[span]
+                k_cache[blocks[fresh // size], fresh % size] = key[span]
+                v_cache[blocks[fresh // size], fresh % size] = value[span]
             heads = self.num_heads // self.num_kv_heads
             there = (blocks[known // size], known % size)
-            k, v = (part[there].float().transpose(0, 1) for part in (keys, values))
+            k, v = (part[there].float().transpose(0, 1) for part in (k_cache, v_cache))
             q = query[span].float().transpose(0, 1)
             mask = known[None, :] <= fresh[:, None]
             every = (q[None], k.repeat_interleave(heads, 0)[None], v.repeat_interleave(heads, 0)[None])

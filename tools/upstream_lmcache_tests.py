@@ -1,0 +1,141 @@
+"""Run LMCache's own tests of its storages with KVFerry's plugins in place of LMCache's: how do they fare?
+
+python3 -m tools.upstream_lmcache_tests    # PyPI must be reachable: LMCache's source archive has the tests
+
+Nothing of the archive is kept but in the cache. Not part of ./test: it needs the archive, and takes minutes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import subprocess
+import sys
+import tarfile
+import tempfile
+import xml.etree.ElementTree as Tree
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from tools import cache
+from tools.envs import ROOT, ensure_overlay, python_of
+from tools.progress import ToolError, end_supervised, fail, run_logged, say, start_supervised
+
+VERSION = "0.5.6"
+PLUGIN = ROOT / "tests" / "engines" / "upstream"
+FILES = ("tests/v1/distributed/test_mock_l2_adapter.py", "tests/v1/storage_backend/test_fs_connector.py")
+# What these assert is not the interface: the mock's slowness, and that it has a capacity of its own.
+NOT_OURS = (
+    "test_store_completion_is_delayed_by_bandwidth",
+    "test_get_usage_empty_adapter_is_zero",
+    "test_get_usage_increases_after_store",
+    "test_get_usage_decreases_after_delete",
+)
+_BUILD_NEEDS = ("setuptools>=77,<81", "wheel", "setuptools-scm", "ninja", "grpcio-tools==1.78.0")
+_TEST_NEEDS = ("pytest", "pytest-asyncio", "pytest-timeout")
+_NODE_S = 60.0
+
+
+def _log() -> Path:
+    return cache.cache_root() / "logs" / "upstream-lmcache.log"
+
+
+def _make_environment(env: Path) -> None:
+    """An environment on top of LMCache's, with pytest and what building LMCache's metadata needs."""
+    base = ensure_overlay("lmcache")
+    run_logged([python_of(base), "-m", "venv", env], _log(), "upstream tests: making an environment")
+    below = next(base.glob("lib/python*/site-packages"))
+    layer = next(env.glob("lib/python*/site-packages"))
+    (layer / "below.pth").write_text(f"import site; site.addsitedir({str(below)!r})\n")
+    command = [python_of(env), "-m", "pip", "install", "-U", "--disable-pip-version-check"]
+    run_logged([*command, *_BUILD_NEEDS, *_TEST_NEEDS], _log(), "upstream tests: installing pytest")
+
+
+def _fetch(env: Path, folder: Path) -> None:
+    """Unpack the tests, and only them: the package beside them would hide the installed one."""
+    with tempfile.TemporaryDirectory(prefix="kvferry-upstream-") as scratch:
+        command = [
+            python_of(env), "-m", "pip", "download", "--no-deps", "--no-build-isolation",
+            "--no-binary", "lmcache", "--disable-pip-version-check", "--dest", scratch, f"lmcache=={VERSION}",
+        ]  # fmt: skip
+        environ = {**os.environ, "NO_GPU_EXT": "1", "NO_CUDA_EXT": "1"}
+        run_logged(command, _log(), f"upstream tests: fetching LMCache {VERSION}'s sources", env=environ)
+        with tarfile.open(next(Path(scratch).glob("lmcache-*.tar.gz"))) as packed:
+            members = [each for each in packed if each.name.partition("/")[2].startswith("tests/")]
+            packed.extractall(folder, members, filter="data")
+
+
+@contextmanager
+def _node(python: Path, cluster: Path) -> Iterator[dict[str, str]]:
+    """A node of the store; yields the environment in which it is found."""
+    environ = {**os.environ, "KVFERRY_CLUSTER_DIRECTORY": str(cluster), "KVFERRY_POOL_NODE": "attach"}
+    kvferry = python.parent / "kvferry"
+    with _log().open("ab") as log:
+        process = start_supervised([kvferry, "node", "--dram", "256MiB"], env=environ, output=log)
+    try:
+        wait = [python, "-c", _WAIT, str(_NODE_S)]
+        run_logged(wait, _log(), "upstream tests: starting a node", timeout_s=2 * _NODE_S, env=environ)
+        yield environ
+    finally:
+        end_supervised(process)
+
+
+_WAIT = """
+import sys, time
+from kvferry.config import load_config
+from kvferry.store import find_nodes
+end = time.monotonic() + float(sys.argv[1])
+while not find_nodes(load_config().cluster):
+    assert time.monotonic() < end, "no node"
+    time.sleep(0.1)
+"""
+
+
+def _run(python: Path, source: Path, environ: dict[str, str], report: Path) -> None:
+    environ = {**environ, "LMCACHE_TRACK_USAGE": "false", "PYTHONPATH": f"{PLUGIN}{os.pathsep}{source}"}
+    command: list[str | os.PathLike[str]] = [
+        python, "-m", "pytest", "-q", "--tb=short", "-c", os.devnull, f"--rootdir={source}", "--timeout=120",
+        "-p", "use_kvferry_lmcache", "-p", "no:cacheprovider", f"--junit-xml={report}", *FILES,
+    ]  # fmt: skip
+    say("upstream tests: running them with KVFerry's plugins")
+    with _log().open("ab") as log:
+        subprocess.run(command, cwd=source, env=environ, stdout=log, stderr=log, timeout=1200, check=False)
+
+
+def _verdict(report: Path) -> tuple[str, list[str]]:
+    """Return how the tests fared, in words, and which of those that are about the interface failed."""
+    cases = list(Tree.parse(report).iter("testcase"))
+    failed = [
+        str(case.get("name"))
+        for case in cases
+        if case.find("failure") is not None or case.find("error") is not None
+    ]
+    wrong = [name for name in failed if name not in NOT_OURS]
+    lines = [f"{len(cases) - len(failed)} passed, {len(failed)} failed"]
+    lines += [f"- {name}{'' if name in wrong else ' (of the mock itself)'}" for name in failed]
+    return "\n".join(lines), wrong
+
+
+def main() -> int:
+    argparse.ArgumentParser(description=__doc__).parse_args()
+    try:
+        base = ensure_overlay("lmcache")
+        key = cache.digest(base.name, " ".join((*_BUILD_NEEDS, *_TEST_NEEDS)))
+        env = cache.ensure("env-upstream-lmcache", key, _make_environment, in_place=True)
+        source = cache.ensure("upstream-lmcache", cache.digest(VERSION), lambda folder: _fetch(env, folder))
+        with tempfile.TemporaryDirectory(prefix="kvferry-upstream-") as scratch:
+            report = Path(scratch, "report.xml")
+            with _node(python_of(base), Path(scratch)) as environ:
+                _run(python_of(env), source / f"lmcache-{VERSION}", environ, report)
+            if not report.exists():
+                raise ToolError(f"the tests did not run; see {_log()}")
+            text, wrong = _verdict(report)
+    except ToolError as error:
+        return fail(error)
+    print(text)
+    return 1 if wrong else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
