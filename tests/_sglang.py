@@ -121,7 +121,8 @@ def hashes(count: int, salt: str = "") -> list[str]:
 
 def storage_config(**changes: Any) -> SimpleNamespace:
     """As SGLang's HiCacheStorageConfig; `extra`: our settings."""
-    extra = {"pool.node": "own", **changes.pop("extra", {})}
+    # A machine may be slow: no look-up is given up.
+    extra = {"pool.node": "own", "pool.lookup_timeout_s": 60, **changes.pop("extra", {})}
     values = {
         "tp_rank": 0,
         "tp_size": 1,

@@ -18,7 +18,7 @@ PAGE = 16
 PROMPT_TOKENS = 20 * PAGE + 1
 ADMIN_KEY = "test"
 # So that prompts of a few pages are looked for.
-SETTINGS = json.dumps({"prefetch_threshold": PAGE, "pool.lookup_timeout_s": 10})
+SETTINGS = json.dumps({"prefetch_threshold": PAGE, "pool.lookup_timeout_s": 60})
 _MODEL = Path(__file__).resolve().parents[1] / "models" / "make_tiny_model.py"
 _FLAGS = (
     "--dtype", "float32", "--device", "cpu", "--attention-backend", "torch_native",

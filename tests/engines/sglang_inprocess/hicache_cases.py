@@ -45,6 +45,7 @@ from sglang.test.kits.unified_radix_cache.storage import UnifiedRadixCacheStorag
 from kvferry_sglang.linker import KVFerryLinker  # noqa: E402
 
 PAGES = 6
+SOON_S = 60.0
 FULL = CacheConfig(page_size=16, components=(ComponentType.FULL,), num_layers=4)
 SLIDING = CacheConfig(
     page_size=16,
@@ -60,6 +61,8 @@ STATES = CacheConfig(
     full_attention_layer_ids=(3, 7),
     max_context_len=512,
 )
+# A machine may be slow: no look-up is given up.
+PATIENT = {"pool.lookup_timeout_s": 60, "pool.load_timeout_s": 60}
 DYNAMIC = {"backend_name": "x", "module_path": "kvferry_sglang.hicache", "class_name": "KVFerryHiCache"}
 
 
@@ -96,7 +99,8 @@ class Engine(UnifiedRadixCacheStorageFixtures, unittest.TestCase):
         override = get_parallel().override(tp_rank=0, tp_size=1, pp_rank=0, pp_size=1)
         override.__enter__()
         self.addCleanup(override.__exit__, None, None, None)
-        extra = {"prefetch_threshold": 1, "pool.namespace": case.name, **case.extra, **settings}
+        ours = {"pool.namespace": case.name, **PATIENT, **case.extra, **settings}
+        extra = {"prefetch_threshold": 1, **ours}
         args = ServerArgs(
             model_path="dummy",
             page_size=case.model.page_size,
@@ -165,11 +169,14 @@ class Engine(UnifiedRadixCacheStorageFixtures, unittest.TestCase):
         node = self.compute()
         self._backup_node(self.tree, node)
         self._write_path_to_l3(self.tree, node)
-        self._flush_l3_backups(self.tree)
+        self._flush_l3_backups(self.tree, timeout=SOON_S)
 
     def prefetch(self, name: str = "r") -> int:
         """Read what the third level has of the prompt into the host pools; return how many tokens."""
-        self._consume_prefetch(self.tree, self.prompt, CacheRequestHandle(name, 0))
+        request = CacheRequestHandle(name, 0)
+        tokens = array("q", self.prompt)
+        self.tree.prefetch_from_storage(request, self.tree.root_node_handle(), tokens, None, None)
+        self._run_prefetch_to_completion(self.tree, request, timeout=SOON_S)
         found = fixtures.match_prefix(self.tree, self.prompt)
         return int(found.host_hit_length)
 
@@ -239,7 +246,7 @@ def detach_and_attach(case: Case) -> None:
     with running(case) as engine:
         detached, words = engine.tree.detach_storage_backend()
         assert detached, words
-        extra = json.dumps({"prefetch_threshold": 1, "pool.namespace": case.name})
+        extra = json.dumps({"prefetch_threshold": 1, "pool.namespace": case.name, **PATIENT})
         attached, words = engine.tree.attach_storage_backend("kvferry", extra)
         assert attached, words
         engine.tree.cache_controller.prefetch_capacity_limit = engine.tree.cache_controller.mem_pool_host.size
@@ -271,7 +278,7 @@ def direct(case: Case) -> Iterator[Engine]:
             get_server_args(),
             engine.tree.cache_init_params,
             components=set(case.model.components),
-            extra_config={"pool.namespace": "direct"},
+            extra_config={"pool.namespace": "direct", **PATIENT},
         )
         engine.tree.init_cache_linker(linker)
         try:
@@ -295,7 +302,7 @@ def without_a_host_level(case: Case) -> None:
             buffer[:] = torch.randn(buffer.shape).to(buffer.dtype)
         first._insert(first.tree, first.allocator, first.requests, first.prompt)
         rows = first.rows(fixtures.match_prefix(first.tree, first.prompt).last_device_node)["full"]
-        deadline = time.monotonic() + 30
+        deadline = time.monotonic() + SOON_S
         while first.tree.linker.pending_offloads and time.monotonic() < deadline:
             first.tree.check_hicache_events()
             time.sleep(0.01)

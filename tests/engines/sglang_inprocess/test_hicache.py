@@ -15,7 +15,7 @@ from engines.sglang.environment import cpu_environment, sglang_python
 from kvferry.testing.nodes import NodeChild
 
 PROGRAM = Path(__file__).with_name("hicache_cases.py")
-TIMEOUT_S = 110.0
+TIMEOUT_S = 200.0
 LAYOUTS = ("layer_first", "page_first", "page_first_direct", "page_head")
 CASES = [
     *(f"{kind} {layout}" for kind in ("full", "sliding") for layout in LAYOUTS),
@@ -26,7 +26,7 @@ CASES = [
 ]
 OTHERS = ("nothing_of_others", "failing_backend", "without_a_host_level", "detach_and_attach", "clear")
 
-pytestmark = [pytest.mark.engine, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.engine, pytest.mark.timeout(500)]
 
 
 def run(mode: str, directory: Path) -> dict[str, str]:
