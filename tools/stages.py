@@ -113,34 +113,38 @@ def _packaging(context: Context) -> list[Command]:
     return [_pytest(context, "pytest tests/packaging", "tests/packaging", env=wheel, timeout_s=1200.0)]
 
 
+def _engine_folders(*prefixes: str) -> list[str]:
+    """Of tests/engines, the folders whose names begin so: each belongs to one stage (test_stages.py)."""
+    found = (folder for prefix in prefixes for folder in ROOT.glob(f"tests/engines/{prefix}*/"))
+    return sorted(str(folder.relative_to(ROOT)) for folder in found)
+
+
 def _engines(context: Context) -> list[Command]:
     env = {"KVFERRY_VLLM_PYTHON": str(python_of(ensure_overlay("vllm")))}
     env["KVFERRY_PEERS_PYTHON"] = str(python_of(ensure_env("peers")))
     for name in ("tiny", "sliding", "smollm2", "audio"):
         env[f"KVFERRY_MODEL_{name.upper()}"] = str(ensure_model(name))
-    arguments = ["tests/engines", "--durations=15"]
-    return [_pytest(context, "pytest tests/engines", *arguments, env=env, timeout_s=2400.0)]
+    arguments = [*_engine_folders("vllm"), "--durations=15"]
+    return [_pytest(context, "pytest vLLM", *arguments, env=env, timeout_s=2400.0)]
 
 
 def _sglang(context: Context) -> list[Command]:
     env = {"KVFERRY_SGLANG_PYTHON": str(python_of(ensure_overlay("sglang")))}
     env["KVFERRY_SGLANG_PEERS_PYTHON"] = str(python_of(ensure_env("sglang-peers")))
-    folders = sorted(str(folder.relative_to(ROOT)) for folder in ROOT.glob("tests/engines/sglang*"))
-    return [_pytest(context, "pytest SGLang", *folders, "--durations=15", env=env, timeout_s=1200.0)]
+    arguments = [*_engine_folders("sglang"), "--durations=15"]
+    return [_pytest(context, "pytest SGLang", *arguments, env=env, timeout_s=1200.0)]
 
 
 def _lmcache(context: Context) -> list[Command]:
     env = {"KVFERRY_LMCACHE_PYTHON": str(python_of(ensure_overlay("lmcache")))}
-    return [
-        _pytest(context, "pytest tests/engines/lmcache", "tests/engines/lmcache", env=env, timeout_s=900.0)
-    ]
+    return [_pytest(context, "pytest LMCache", *_engine_folders("lmcache"), env=env, timeout_s=900.0)]
 
 
 def _lmdeploy(context: Context) -> list[Command]:
     env = {"KVFERRY_LMDEPLOY_PYTHON": str(python_of(ensure_overlay("lmdeploy")))}
     env["KVFERRY_MODEL_TINY"] = str(ensure_model("tiny"))
-    arguments = ["tests/engines/lmdeploy", "--durations=5"]
-    return [_pytest(context, "pytest tests/engines/lmdeploy", *arguments, env=env, timeout_s=1200.0)]
+    arguments = [*_engine_folders("lmdeploy"), "--durations=5"]
+    return [_pytest(context, "pytest LMDeploy", *arguments, env=env, timeout_s=1200.0)]
 
 
 def _setup(_context: Context) -> list[Command]:
@@ -156,7 +160,7 @@ ALL: tuple[Stage, ...] = (
     Stage("asan", "C++ tests under AddressSanitizer and UBSan", _native("asan")),
     Stage("tsan", "C++ tests under ThreadSanitizer", _native("tsan")),
     Stage("fuzz", "fuzzing of the wire decoders", _fuzz),
-    Stage("engines", "real inference engines", _engines),
+    Stage("engines", "real vLLM on a CPU", _engines),
     Stage("sglang", "real SGLang on a CPU", _sglang),
     Stage("lmcache", "KVFerry behind the real LMCache", _lmcache),
     Stage("lmdeploy", "real LMDeploy on a CPU", _lmdeploy),
