@@ -105,7 +105,9 @@ class StoreRpc : public ::testing::Test {
     peer_ = *peer;
   }
   static std::unique_ptr<RpcEndpoint> make(Handler* handler, const RpcEndpoint::Pools& pools) {
-    auto made = RpcEndpoint::create({}, handler, pools);
+    EngineOptions options;
+    options.idle_probe = kPatience;  // a handler that holds up its connection is no lost peer
+    auto made = RpcEndpoint::create(options, handler, pools);
     EXPECT_TRUE(made.ok()) << made.status().to_string();
     return made.ok() ? *std::move(made) : nullptr;
   }
@@ -155,7 +157,7 @@ TEST_F(StoreRpc, AnAbortThatCannotBeSentAtOnceIsSentLater) {
   ASSERT_TRUE(client_->post(peer_->handle(), Remove{}, soon()).ok());
   ASSERT_TRUE(handler_.wait_until(2));  // nobody reads what we send now
   given_up.reset();
-  const Remove filler{std::vector<ObjectId>(64)};
+  const Remove filler{std::vector<ObjectId>(kMaxObjects)};
   for (int refused = 0; refused < 3;) {
     refused = client_->post(peer_->handle(), filler, deadline_in(milliseconds(100))).ok() ? 0 : refused + 1;
   }
