@@ -163,6 +163,10 @@ def memory(pair: Pair) -> dict[str, Any]:
         "unregister a part": answer(lambda: near.unregister_memory(pair.source + 4096)),
         "batch register": answer(lambda: near.batch_register_memory([base, base + 65536], [4096, 4096])),
         "batch unregister": answer(lambda: near.batch_unregister_memory([base, base + 65536])),
+        "batch register with an overlap": answer(
+            lambda: near.batch_register_memory([base, pair.source], [4096, 4096])
+        ),
+        "nothing of that stays": answer(lambda: near.unregister_memory(base)),
         "batch unregister unknown": answer(lambda: near.batch_unregister_memory([base])),
         "managed": managed != 0,
         "managed bytes": answer(lambda: near.write_bytes_to_buffer(managed, b"a\0b", 3)),
