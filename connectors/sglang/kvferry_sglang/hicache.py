@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeVar
 
 import numpy as np
@@ -146,17 +146,19 @@ class KVFerryHiCache(HiCacheStorage):
         self, transfers: list[PoolTransfer], extra_info: HiCacheStorageExtraInfo | None = None
     ) -> dict[str, list[bool]]:
         """Read pages into host pools; return for each pool's pages whether they are all there."""
-        return {each.name: self._read(each.name, each.keys or [], each.host_indices) for each in transfers}
+        return _by_name(
+            (each.name, self._read(each.name, each.keys or [], each.host_indices)) for each in transfers
+        )
 
     def batch_set_v2(
         self, transfers: list[PoolTransfer], extra_info: HiCacheStorageExtraInfo | None = None
     ) -> dict[str, list[bool]]:
         """Write pages from host pools; return for each pool's pages whether they are in the store now."""
         before = _before(extra_info)
-        return {
-            each.name: self._write(each.name, each.keys or [], each.host_indices, before)
+        return _by_name(
+            (each.name, self._write(each.name, each.keys or [], each.host_indices, before))
             for each in transfers
-        }
+        )
 
     def has(self, transfer: PoolTransfer) -> bool:
         """Say whether all pages of a transfer are there."""
@@ -255,8 +257,8 @@ class KVFerryHiCache(HiCacheStorage):
     @property
     def _tag(self) -> str:
         with self._lock:
-            first = next(iter(self._pools.values()))
-        return first.names.tag
+            first = next(iter(self._pools.values()), None)
+        return "kv-none" if first is None else first.names.tag
 
     def _pool(self, name: Any) -> _Pool:
         with self._lock:
@@ -348,6 +350,14 @@ def _before(extra_info: HiCacheStorageExtraInfo | None) -> str | None:
     """Return the hash of the page before a call's first one, where SGLang passes it."""
     keys = extra_info.prefix_keys if extra_info is not None else None
     return keys[-1] if keys else None
+
+
+def _by_name(results: Iterable[tuple[PoolName, list[bool]]]) -> dict[str, list[bool]]:
+    """Return results by pool. One that comes twice has the last one's, and none if an earlier one failed."""
+    found: dict[str, list[bool]] = {}
+    for name, pages in results:
+        found[name] = pages if all(found.get(name, ())) else [False] * len(pages)
+    return found
 
 
 def _by_page(values: Sequence[bool], parts: int) -> list[bool]:

@@ -24,11 +24,13 @@ DYNAMIC = {
 _ARGUMENTS = "sglang.srt.server_args.ServerArgs.add_cli_args"
 _ATTACH = "sglang.srt.managers.cache_controller.HiCacheController.attach_storage_backend"
 _ALLOCATOR = "sglang.srt.mem_cache.pool_host.common.get_allocator_type"
+_SAVES = "sglang.srt.mem_cache.hybrid_cache.hybrid_cache_controller.HybridCacheController.should_backup"
 
 
 def register() -> None:
     """Have SGLang accept the name where a backend is chosen, and read it as a dynamic one of ours."""
-    for target, hook in ((_ARGUMENTS, add_name), (_ATTACH, attach_by_name), (_ALLOCATOR, allocator_by_name)):
+    hooks = {_ARGUMENTS: add_name, _ATTACH: attach_by_name, _ALLOCATOR: allocator_by_name, _SAVES: saves}
+    for target, hook in hooks.items():
         HookRegistry.register(target, hook, HookType.AROUND)
 
 
@@ -67,3 +69,18 @@ def allocator_by_name(original: Callable[[], str]) -> str:
     except ValueError:  # in a file, or wrong, of which SGLang tells the user
         return "default"
     return "shm" if isinstance(extra, dict) and extra.get("allocator") == "shm" else "default"
+
+
+def saves(original: Callable[..., bool], controller: Any, transfer: Any) -> bool:
+    """Say whether this rank saves pages of a pool. Where one rank saves for all, since the model's own cache
+    is the same on all of them, a draft model's may still differ: each rank then saves its own part.
+    """
+    if original(controller, transfer):
+        return True
+    extra = controller.storage_config.extra_config or {}
+    if extra.get("backend_name") != NAME or transfer.name not in ("draft", "draft_swa"):
+        return False
+    from sglang.srt.mem_cache.pool_host.mha import MHATokenToKVPoolHost
+
+    entry = controller.mem_pool_host.entry_map.get(transfer.name)
+    return entry is not None and isinstance(entry.host_pool, MHATokenToKVPoolHost)

@@ -175,6 +175,7 @@ class TestTrouble:
     def test_before_a_host_pool_is_known(self, lab):
         backend = lab.module.KVFerryHiCache(storage_config(), {})
         assert backend.batch_exists(hashes(1)) == 0
+        assert backend.clear()
         assert backend.batch_set(hashes(1), [_sglang.tensor(4)]) is False
 
     def test_a_page_of_another_size_is_not_taken(self, lab):
@@ -218,6 +219,15 @@ class TestSeveralPools:
         assert found.extra_pool_hit_pages == {PoolName.KV: 6, PoolName.SWA: 4, PoolName.MAMBA: 4}
         assert found.restorable_prefix_pages == [3, 4]
         assert engine.batch_exists_v2(hashes(2)[:1], [swa]).restorable_prefix_pages == []
+
+    def test_a_pool_that_comes_twice_has_all_or_nothing(self, lab):
+        engine = self.engine(lab)
+        right = PoolTransfer(PoolName.SWA, slots([0]), hashes(1))
+        wrong = PoolTransfer(PoolName.SWA, slots([99]), hashes(2)[1:])
+        assert engine.batch_set_v2([wrong, right]) == {PoolName.SWA: [False]}
+        assert engine.batch_set_v2([right, wrong]) == {PoolName.SWA: [False]}
+        assert engine.batch_set_v2([right, right]) == {PoolName.SWA: [True]}
+        assert engine.batch_get_v2([wrong, right]) == {PoolName.SWA: [False]}
 
     def test_a_pool_that_needs_all_pages(self, lab):
         engine = self.engine(lab)

@@ -96,6 +96,28 @@ def test_how_host_pools_are_allocated(monkeypatch, kind, extra, wanted):
     assert named(monkeypatch, server_args=args).allocator_by_name(lambda: kind) == wanted
 
 
+@pytest.mark.parametrize(
+    ("name", "pool", "backend", "wanted"),
+    [
+        ("draft", _sglang.MHATokenToKVPoolHost(), "kvferry", True),
+        ("draft", _sglang.HostPool(), "kvferry", False),
+        ("swa", _sglang.MHATokenToKVPoolHost(), "kvferry", False),
+        ("draft", _sglang.MHATokenToKVPoolHost(), "x", False),
+        ("draft", None, "kvferry", False),
+    ],
+)
+def test_which_pools_each_rank_saves_though_one_saves_for_all(monkeypatch, name, pool, backend, wanted):
+    names = named(monkeypatch)
+    entries = {} if pool is None else {name: SimpleNamespace(host_pool=pool)}
+    controller = SimpleNamespace(
+        storage_config=SimpleNamespace(extra_config={"backend_name": backend}),
+        mem_pool_host=SimpleNamespace(entry_map=entries),
+    )
+    transfer = SimpleNamespace(name=name)
+    assert names.saves(lambda *_args: False, controller, transfer) is wanted
+    assert names.saves(lambda *_args: True, controller, transfer)
+
+
 def test_settings_are_ours_and_sglangs_are_left_alone():
     config = config_of({"backend_name": "x", "prefetch_threshold": 16, "store.dram": "2MiB"})
     assert config.store.dram == 2 << 20
