@@ -40,7 +40,14 @@ ALLOWED: dict[str, set[str]] = {
 }
 # Modules that none of our packages imports, not even inside a function, except where named.
 ENGINES = {"torch", "vllm", "sglang", "lmdeploy", "lmcache"}
-CONNECTORS_OWN = {"kvferry_vllm", "kvferry_sglang", "kvferry_lmcache", "kvferry_lmdeploy"}
+CONNECTORS_OWN = {
+    "kvferry_vllm",
+    "kvferry_sglang",
+    "kvferry_lmcache",
+    "kvferry_lmdeploy",
+    "kvferry_mooncake",
+    "mooncake",
+}
 FORBIDDEN_IN_CORE = ENGINES | CONNECTORS_OWN | {"requests", "etcd3", "pyverbs"}
 # A connector translates: sockets, processes, memory and HTTP belong below it.
 FORBIDDEN_IN_CONNECTORS = {

@@ -4,10 +4,10 @@
 //   shm:hang           every execute() on shm does nothing until its deadline
 //   *:delay=20         every execute() starts 20 ms late
 //   file:stuck=7000    every execute() does nothing for 7 s, whatever its deadline and whoever interrupts it
-//   tcp:late=7000      every execute() does nothing for 7 s, and then moves all it was asked to, whoever gave up
-//   meanwhile tcp:short          moves the first half of the runs, then breaks the rail tcp:corrupt@2      from the
-//   second on, one byte of what was moved is wrong, and nobody is told shm:refuse         open_rail() fails; @ and x
-//   count openings
+//   tcp:late=7000      every execute() does nothing for 7 s, then moves all, whoever gave up
+//   tcp:short          moves the first half of the runs, then breaks the rail
+//   tcp:corrupt@2      from the second on, one byte of what was moved is wrong, and nobody is told
+//   shm:refuse         open_rail() fails; @ and x count openings
 //
 // Calls are counted per transport and over the whole engine, from 1.
 #pragma once
