@@ -137,6 +137,7 @@ def _sglang(context: Context) -> list[Command]:
 
 def _lmcache(context: Context) -> list[Command]:
     env = {"KVFERRY_LMCACHE_PYTHON": str(python_of(ensure_overlay("lmcache")))}
+    env["KVFERRY_MODEL_TINY"] = str(ensure_model("tiny"))
     return [_pytest(context, "pytest LMCache", *_engine_folders("lmcache"), env=env, timeout_s=900.0)]
 
 
