@@ -91,7 +91,8 @@ class NearRails : public ::testing::Test {
               threads_.emplace_back(std::move(body));
               return Status();
             },
-            [](const TransferImpl&) { return Status(); }, [] { return Status(); }};
+            [](const TransferImpl&) { return Status(); }, [] { return Status(); },
+            [](const std::shared_ptr<TransferImpl>&) {}};
   }
   // Of memory on `node`, moved by this thread if a lane is free.
   std::shared_ptr<TransferImpl> move(int node, std::uint64_t bytes) {
