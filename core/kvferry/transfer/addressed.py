@@ -9,6 +9,7 @@ owner checks, is (region id, generation, offset, length).
 from __future__ import annotations
 
 import bisect
+import itertools
 import threading
 import time
 from collections.abc import Iterable
@@ -53,11 +54,18 @@ class _Map:
         self._starts = np.array([address for address, _, _ in ordered], np.uint64)
         self._lengths = np.array([-length for _, length, _ in ordered], np.uint64)
         self._ids = np.array([region for _, _, region in ordered], np.uint64)
+        # For each region, whichever ends last of it and those before it: what lies in any of them lies in that.
+        # One more at the end, for pieces that begin before all regions.
+        furthest = list(itertools.accumulate(range(len(ordered)), self._later_end))
+        self._furthest = np.array([*furthest, -1], np.int64)
 
     @property
     def first(self) -> int:
         """Where the region of the lowest id begins; 0 if there is none."""
         return int(self._starts[np.argmin(self._ids)]) if self._ids.size else 0
+
+    def _later_end(self, one: int, other: int) -> int:
+        return max(one, other, key=lambda index: self._plain[index][0] + self._plain[index][1])
 
     def find(
         self, addresses: Addresses, lengths: Addresses
@@ -69,8 +77,9 @@ class _Map:
             return (*one, None)  # at a third of the time
         place = self._starts.searchsorted(addresses, side="right").astype(np.int64) - 1
         lost = self._outside(place, addresses, lengths)
-        if lost.any():
-            self._look_further(place, addresses, lengths, lost)
+        if lost.any():  # the nearest region may lie within a larger one
+            place = np.where(lost, self._furthest[place], place)
+            lost = self._outside(place, addresses, lengths)
         place = np.maximum(place, 0)
         return self._ids[place], addresses - self._starts[place], lost if lost.any() else None
 
@@ -81,18 +90,6 @@ class _Map:
             return None
         start, size, region = self._plain[place]
         return (region, address - start) if address - start + length <= size else None
-
-    def _look_further(
-        self, place: npt.NDArray[np.int64], addresses: Addresses, lengths: Addresses, lost: npt.NDArray[Any]
-    ) -> None:
-        """Correct `place` and `lost` where the nearest region lies within a larger one."""
-        for index in np.flatnonzero(lost & (place >= 0)):
-            while place[index] > 0:
-                place[index] -= 1
-                one = slice(index, index + 1)
-                if not self._outside(place[one], addresses[one], lengths[one])[0]:
-                    lost[index] = False
-                    break
 
     def _outside(
         self, place: npt.NDArray[np.int64], addresses: Addresses, lengths: Addresses

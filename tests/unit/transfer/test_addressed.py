@@ -16,6 +16,7 @@ from kvferry.errors import (
     OutOfRangeError,
 )
 from kvferry.transfer import AddressedEngine, Engine
+from kvferry.transfer.addressed import _Map
 
 SIZE = 4096
 
@@ -139,6 +140,37 @@ def test_a_range_within_another_one_does_not_hide_it(sides: tuple[Side, Side]) -
     write(source, target, [0, 0], [110, 140], [20, 60])
     assert (target.bytes[110:130] == 4).all()
     assert (target.bytes[140:200] == 4).all()
+
+
+def test_the_range_that_holds_a_piece_is_found_among_nested_ones() -> None:
+    regions = _Map([(100, 800, 1), (200, 100, 2), (220, 20, 3), (400, 50, 4), (1000, 10, 5)])
+    near = addresses(230, 230, 230, 410, 150, 1000, 890, 50, 990)
+    lengths = addresses(5, 30, 300, 100, 20, 10, 20, 10, 5)
+    ids, offsets, lost = regions.find(near, lengths)
+    assert isinstance(ids, np.ndarray)
+    assert isinstance(offsets, np.ndarray)
+    assert lost is not None
+    assert lost.tolist() == [False] * 6 + [True] * 3
+    assert ids[:6].tolist() == [3, 1, 1, 1, 1, 5]
+    assert offsets[2:6].tolist() == [130, 310, 50, 0]
+    for number in range(near.size):
+        alone = slice(number, number + 1)
+        assert (regions.find(near[alone], lengths[alone])[2] is not None) == lost[number]
+
+
+def test_pieces_that_lie_nowhere_are_found_out_in_no_more_steps_than_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It held the interpreter's lock for seconds: a step for each piece and region."""
+    steps = []
+    outside = _Map._outside
+    monkeypatch.setattr(_Map, "_outside", lambda *args: steps.append(1) or outside(*args))
+    regions = _Map([(4096 * number, 64, number) for number in range(128)])
+    near = np.arange(2000, dtype=np.uint64) * 64 + (1 << 40)
+    lost = regions.find(near, near * 0 + 8)[2]
+    assert lost is not None
+    assert lost.all()
+    assert len(steps) <= 2
 
 
 def test_a_range_goes_with_its_last_registration(sides: tuple[Side, Side]) -> None:
