@@ -13,7 +13,7 @@ import urllib.request
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -49,22 +49,53 @@ def until(condition: Callable[[], object], what: str, timeout_s: float = WAIT_S)
     return time.monotonic() - began
 
 
+class Size(NamedTuple):
+    """How large a server's KV pool is: pages of tokens, layers, heads of all ranks, bytes of a head."""
+
+    pages: int = PAGES
+    page: int = PAGE
+    layers: int = LAYERS
+    heads: int = HEADS
+    head_bytes: int = HEAD_BYTES
+
+
+def manager_class(backend: str) -> Any:
+    """SGLang's manager of the backend `kvferry` or `mooncake`."""
+    if backend == "mooncake":
+        from sglang.srt.disaggregation.mooncake.conn import MooncakeKVManager
+        from sglang.srt.distributed.device_communicators import mooncake_transfer_engine
+
+        mooncake_transfer_engine.init_mooncake_transfer_engine(HOST)
+        return MooncakeKVManager
+    from kvferry_sglang.pd.conn import KVFerryKVManager
+
+    return KVFerryKVManager
+
+
 class Rank:
     """One rank of a server: its pools, and SGLang's manager over them."""
 
     def __init__(
-        self, mode: str, *, tp_rank: int = 0, tp_size: int = 1, mla: bool = False, states: Sequence[str] = ()
+        self,
+        mode: str,
+        *,
+        tp_rank: int = 0,
+        tp_size: int = 1,
+        mla: bool = False,
+        states: Sequence[str] = (),
+        size: Size | None = None,
+        backend: str = "kvferry",
     ) -> None:
         from sglang.srt.disaggregation.utils import DisaggregationMode
         from sglang.srt.runtime_context import get_parallel
 
-        from kvferry_sglang.pd import conn
-
         self.mode, self.tp_rank, self.tp_size, self.mla = mode, tp_rank, tp_size, mla
-        self.heads = 1 if mla else HEADS // tp_size
+        self.size = size = size or Size()
+        self.backend = backend
+        self.heads = 1 if mla else size.heads // tp_size
         kinds = 1 if mla else 2
-        shape = (PAGES, PAGE, self.heads, HEAD_BYTES)
-        self.kv = [np.zeros(shape, np.uint8) for _ in range(kinds * LAYERS)]
+        shape = (size.pages, size.page, self.heads, size.head_bytes)
+        self.kv = [np.zeros(shape, np.uint8) for _ in range(kinds * size.layers)]
         self.metadata = np.zeros((ROWS, ROW_BYTES), np.uint8)
         self.states = {kind: [np.zeros((STATES, STATE_BYTES), np.uint8) for _ in range(2)] for kind in states}
         topology = {
@@ -73,21 +104,25 @@ class Rank:
         }
         group = SimpleNamespace(rank_in_group=tp_rank, world_size=tp_size)
         with get_parallel().override(**topology, pp_group=None, tp_group=group, attn_tp_group=group):
-            self.manager: Any = conn.KVFerryKVManager(
+            self.manager: Any = manager_class(backend)(
                 self._arguments(),
                 DisaggregationMode(mode),
                 SimpleNamespace(enable_pd_role_switch=True),
                 is_mla_backend=mla,
             )
-        self.writes: list[int] = []  # pieces of each plan
-        write = self.manager.engine.write
+        self.writes: list[int] = []  # pieces of each plan of KVFerry's
+        if backend == "kvferry":
+            self._count_plans(self.manager.engine)
+
+    def _count_plans(self, engine: Any) -> None:
+        write = engine.write
 
         def counted(session: str, pieces: Any) -> int:
             self.writes.append(int(pieces.lengths.size))
             status: int = write(session, pieces)
             return status
 
-        self.manager.engine.write = counted
+        engine.write = counted
 
     def _arguments(self) -> Any:
         from sglang.srt.disaggregation.base.conn import KVArgs, StateType
@@ -109,8 +144,8 @@ class Rank:
         args.state_conv_shard_groups = nothing
         args.kv_layer_ids, args.kv_cache_dtype_str, args.kv_layout = [], "float32", None
         args.engine_rank, args.pp_rank, args.system_dp_rank, args.gpu_id = self.tp_rank, 0, 0, 0
-        args.kv_head_num, args.total_kv_head_num, args.page_size = self.heads, HEADS, PAGE
-        args.prefill_start_layer, args.prefill_end_layer = 0, LAYERS
+        args.kv_head_num, args.total_kv_head_num, args.page_size = self.heads, self.size.heads, self.size.page
+        args.prefill_start_layer, args.prefill_end_layer = 0, self.size.layers
         args.is_hybrid_mla_backend, args.ib_device, args.swa_kv_cache_layout = False, "", None
         args.mla_compression_ratios = args.rust_http_port = None
         args.kv_buf_groups = args.hidden_kv_layers = args.draft_kv_layers = 0
