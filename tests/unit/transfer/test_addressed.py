@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import numpy as np
 import pytest
 
 from kvferry.config import TransferOptions
 from kvferry.errors import (
+    DeadlineExceededError,
     IdentityMismatchError,
     InvalidArgumentError,
     KVFerryError,
     NotFoundError,
     OutOfRangeError,
 )
-from kvferry.transfer import AddressedEngine, Engine
+from kvferry.transfer import AddressedEngine, Engine, Peer
 from kvferry.transfer.addressed import _Map
 
 SIZE = 4096
@@ -195,6 +199,58 @@ def test_a_session_names_one_process_only(sides: tuple[Side, Side]) -> None:
     assert source.addressed.is_connected(other) is False
     with pytest.raises(InvalidArgumentError, match="is no session"):
         source.addressed.connect(str(target.engine.endpoint))
+
+
+def test_the_time_for_a_transfer_includes_connecting(
+    sides: tuple[Side, Side], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source, target = sides
+    source.register()
+    target.register()
+    limits = []
+    connect = source.engine.connect
+
+    def noting(*args: Any, timeout_s: float | None, **kwargs: Any) -> Peer:
+        limits.append(timeout_s)
+        return connect(*args, timeout_s=timeout_s, **kwargs)
+
+    monkeypatch.setattr(source.engine, "connect", noting)
+    limit_s = source.engine.options.connect_timeout_s - 1
+    piece = (addresses(source.address), addresses(target.address), addresses(8))
+    source.addressed.execute(target.addressed.session, "write", *piece, timeout_s=limit_s).raise_if_failed()
+    assert len(limits) == 1
+    assert limits[0] is not None
+    assert limits[0] <= limit_s
+
+
+def test_who_waits_for_another_threads_connect_waits_no_longer_than_it_may(
+    sides: tuple[Side, Side], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source, target = sides
+    source.register()
+    target.register()
+    begun, go_on = threading.Event(), threading.Event()
+    connect = source.engine.connect
+
+    def slow(*args: Any, **kwargs: Any) -> Peer:
+        begun.set()
+        assert go_on.wait(60)
+        return connect(*args, **kwargs)
+
+    monkeypatch.setattr(source.engine, "connect", slow)
+    piece = (addresses(source.address), addresses(target.address), addresses(8))
+    session = target.addressed.session
+    with ThreadPoolExecutor(2) as threads:
+        try:
+            first = threads.submit(source.addressed.connect, session, timeout_s=60)
+            assert begun.wait(60)
+            second = threads.submit(source.addressed.execute, session, "write", *piece, timeout_s=0.05)
+            with pytest.raises(DeadlineExceededError, match="another thread"):
+                second.result(30)
+            assert not first.done()
+        finally:
+            go_on.set()
+        assert first.result(60).alive
 
 
 def test_connections_are_kept_and_forgotten(sides: tuple[Side, Side]) -> None:

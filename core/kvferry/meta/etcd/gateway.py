@@ -108,9 +108,17 @@ class Gateway:
         """
         future = self.start(work)
         try:
-            return future.result((self._call_s if timeout_s is None else timeout_s) + _BACKSTOP_S)
-        except concurrent.futures.TimeoutError:
+            return self.result_of(future, self._call_s if timeout_s is None else timeout_s)
+        except UnavailableError:
             future.cancel()
+            raise
+
+    def result_of(self, future: concurrent.futures.Future[Result], timeout_s: float) -> Result:
+        """Wait for what `start` began and return its result. Raises UnavailableError if it takes longer than
+        it should, and CancelledError if closed."""
+        try:
+            return future.result(timeout_s + _BACKSTOP_S)
+        except concurrent.futures.TimeoutError:
             raise UnavailableError(f"the metadata store {self.name} did not answer in time") from None
         except concurrent.futures.CancelledError:
             raise CancelledError(f"the metadata store {self.name} was closed") from None

@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 import base64
 import binascii
+import concurrent.futures
 import contextlib
 import logging
 import math
 import threading
 from typing import Any
 
-from kvferry.errors import CancelledError, KVFerryError, NotFoundError, ProtocolError
+from kvferry.errors import CancelledError, KVFerryError, NotFoundError, ProtocolError, UnavailableError
 from kvferry.meta.etcd.gateway import Gateway, Message
 from kvferry.meta.store import (
     Batch,
@@ -130,11 +131,20 @@ class EtcdWatch:
         self._told = False
         self._batches: asyncio.Queue[Batch | None] = asyncio.Queue()  # None: closed
         self._closed = threading.Event()
+        self._asked: concurrent.futures.Future[Batch | None] | None = None
         self._work = gateway.start(self._follow())
 
     def next(self, timeout_s: float) -> Batch | None:
-        """Return the next changes, or None."""
-        batch = None if self._closed.is_set() else self._gateway.run(self._take(timeout_s), timeout_s)
+        """Return the next changes, or None: also if the loop thread gets no processor in time. The question
+        is then still under way and asked for again: what it brings must not be lost."""
+        batch = None
+        if not self._closed.is_set():
+            self._asked = self._asked or self._gateway.start(self._take(timeout_s))
+            try:
+                batch = self._gateway.result_of(self._asked, timeout_s)
+            except UnavailableError:
+                return None
+            self._asked = None
         if self._closed.is_set():
             raise CancelledError("the watch was closed")
         return batch
