@@ -12,7 +12,8 @@ import bisect
 import itertools
 import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from operator import itemgetter
 from typing import Any, NamedTuple
 
@@ -20,7 +21,13 @@ import numpy as np
 import numpy.typing as npt
 
 from kvferry._native import Plan, RegionInfo
-from kvferry.errors import InvalidArgumentError, NotFoundError, OutOfRangeError, StaleError
+from kvferry.errors import (
+    DeadlineExceededError,
+    InvalidArgumentError,
+    NotFoundError,
+    OutOfRangeError,
+    StaleError,
+)
 from kvferry.transfer.engine import Access, Engine, Op
 from kvferry.transfer.handle import Transfer
 from kvferry.transfer.peer import Peer
@@ -29,6 +36,7 @@ from kvferry.transfer.region import Region
 Addresses = npt.NDArray[np.uint64]
 
 _MARK = "@"  # begins the names of regions that are called by their address
+_REFRESH_S = 5.0  # for a peer to say which regions it has
 
 
 class Span:
@@ -54,7 +62,7 @@ class _Map:
         self._starts = np.array([address for address, _, _ in ordered], np.uint64)
         self._lengths = np.array([-length for _, length, _ in ordered], np.uint64)
         self._ids = np.array([region for _, _, region in ordered], np.uint64)
-        # For each region, whichever ends last of it and those before it: what lies in any of them lies in that.
+        # For each region, whichever ends last of it and those before it: what lies in one of them lies in it.
         # One more at the end, for pieces that begin before all regions.
         furthest = list(itertools.accumulate(range(len(ordered)), self._later_end))
         self._furthest = np.array([*furthest, -1], np.int64)
@@ -106,6 +114,14 @@ class _Known(NamedTuple):
     map: _Map
 
 
+class _Turn:
+    """Whose turn it is to connect to a session."""
+
+    def __init__(self) -> None:
+        self.taken = threading.Lock()
+        self.wanted = 0  # threads that have it or wait for it
+
+
 class AddressedEngine:
     """An engine whose memory, and that of its peers, is named by addresses. Thread-safe.
 
@@ -120,7 +136,7 @@ class AddressedEngine:
         self._registered: dict[tuple[int, int], list[Region]] = {}
         self._map = _Map(())
         self._known: dict[str, _Known] = {}
-        self._connecting: dict[str, threading.Lock] = {}
+        self._turns: dict[str, _Turn] = {}  # of sessions that somebody connects to now
 
     @property
     def session(self) -> str:
@@ -171,13 +187,12 @@ class AddressedEngine:
         Raises `InvalidArgumentError` (no session), and what `Engine.connect` raises, e.g.
         `IdentityMismatchError` if another process has taken the address over.
         """
-        return self._reach(session, timeout_s).peer
+        return self._reach(session, time.monotonic() + self._connect_limit(timeout_s)).peer
 
     def forget(self, session: str) -> None:
         """Close the connection to a peer that is not needed any more; idempotent."""
         with self._lock:
             known = self._known.pop(session, None)
-            self._connecting.pop(session, None)
         if known is not None:
             known.peer.close()
 
@@ -187,13 +202,24 @@ class AddressedEngine:
             known = self._known.get(session)
         return known is not None and known.peer.alive
 
-    def prepare(self, session: str, op: Op, local: Addresses, remote: Addresses, lengths: Addresses) -> Plan:
+    def prepare(
+        self,
+        session: str,
+        op: Op,
+        local: Addresses,
+        remote: Addresses,
+        lengths: Addresses,
+        *,
+        timeout_s: float | None = None,
+    ) -> Plan:
         """Turn pieces given as addresses (uint64 [n] each; lengths in bytes) into one plan for `submit`.
 
-        Raises `OutOfRangeError` for a piece that lies in no registered range, on either side, and what
-        `connect` and `Engine.prepare` raise.
+        Blocks where the peer has to be connected, or asked for its regions, up to `timeout_s` (default: the
+        option connect_timeout_s). Raises `OutOfRangeError` for a piece that lies in no registered range, on
+        either side, and what `connect` and `Engine.prepare` raise.
         """
-        known = self._reach(session, None)
+        deadline = time.monotonic() + self._connect_limit(timeout_s)
+        known = self._reach(session, deadline)
         with self._lock:
             mine = self._map
         pieces = np.empty((lengths.size, 5), np.uint64)
@@ -203,7 +229,7 @@ class AddressedEngine:
             raise _outside("our", local, lengths, lost)
         pieces[:, 1], pieces[:, 3], lost = known.map.find(remote, lengths)
         if lost is not None:  # registered since we looked?
-            known = self._look_again(session, known.peer)
+            known = self._look_again(session, known.peer, deadline)
             pieces[:, 1], pieces[:, 3], lost = known.map.find(remote, lengths)
         if lost is not None:
             raise _outside(f"{session}'s", remote, lengths, lost)
@@ -229,38 +255,64 @@ class AddressedEngine:
         deadline = time.monotonic() + limit_s
         pieces = (session, op, local, remote, lengths)
         try:
-            transfer = self._execute_once(self.prepare(*pieces), deadline, notify)
+            transfer = self._execute_once(self._prepare_by(deadline, *pieces), deadline, notify)
         except (StaleError, NotFoundError):
             transfer = None
         if transfer is None or isinstance(transfer.error, StaleError):  # the peer registered its memory anew
-            self._look_again(session, self.connect(session))
-            transfer = self._execute_once(self.prepare(*pieces), deadline, notify)
+            self._look_again(session, self.connect(session, timeout_s=self._soon(deadline)), deadline)
+            transfer = self._execute_once(self._prepare_by(deadline, *pieces), deadline, notify)
         return transfer
 
-    def _execute_once(self, plan: Plan, deadline: float, notify: bytes) -> Transfer:
-        return self.engine.execute(plan, timeout_s=max(0.001, deadline - time.monotonic()), notify=notify)
+    def _prepare_by(self, deadline: float, *pieces: Any) -> Plan:
+        return self.prepare(*pieces, timeout_s=self._soon(deadline))
 
-    def _reach(self, session: str, timeout_s: float | None) -> _Known:
+    def _soon(self, deadline: float) -> float:
+        return min(_left(deadline), self.engine.options.connect_timeout_s)
+
+    def _execute_once(self, plan: Plan, deadline: float, notify: bytes) -> Transfer:
+        return self.engine.execute(plan, timeout_s=_left(deadline), notify=notify)
+
+    def _connect_limit(self, timeout_s: float | None) -> float:
+        return self.engine.options.connect_timeout_s if timeout_s is None else timeout_s
+
+    def _reach(self, session: str, deadline: float) -> _Known:
         with self._lock:
             known = self._known.get(session)
-            if known is not None and known.peer.alive:
-                return known
-            connecting = self._connecting.setdefault(session, threading.Lock())
-        with connecting:  # one connection, however many threads want it
+        if known is not None and known.peer.alive:
+            return known
+        with self._turn(session, deadline):  # one connection, however many threads want it
             with self._lock:
                 known = self._known.get(session)
             if known is not None and known.peer.alive:
                 return known
-            return self._keep(session, self._connect(session, timeout_s))
+            return self._keep(session, self._connect(session, _left(deadline)))
 
-    def _connect(self, session: str, timeout_s: float | None) -> Peer:
+    @contextmanager
+    def _turn(self, session: str, deadline: float) -> Iterator[None]:
+        with self._lock:
+            turn = self._turns.setdefault(session, _Turn())
+            turn.wanted += 1
+        try:
+            if not turn.taken.acquire(timeout=min(_left(deadline), threading.TIMEOUT_MAX)):
+                raise DeadlineExceededError(f"{session}: another thread still connects to it")
+            try:
+                yield
+            finally:
+                turn.taken.release()
+        finally:
+            with self._lock:
+                turn.wanted -= 1
+                if not turn.wanted:
+                    del self._turns[session]
+
+    def _connect(self, session: str, timeout_s: float) -> Peer:
         node_id, mark, endpoint = session.partition("@")
         if not mark or not node_id:
             raise InvalidArgumentError(f"{session!r} is no session: it is written NODE_ID@HOST:PORT")
         return self.engine.connect(endpoint, expected=node_id, timeout_s=timeout_s)
 
-    def _look_again(self, session: str, peer: Peer) -> _Known:
-        peer.refresh()
+    def _look_again(self, session: str, peer: Peer, deadline: float | None = None) -> _Known:
+        peer.refresh(_REFRESH_S if deadline is None else min(_left(deadline), _REFRESH_S))
         return self._keep(session, peer)
 
     def _keep(self, session: str, peer: Peer) -> _Known:
@@ -268,6 +320,10 @@ class AddressedEngine:
         with self._lock:
             self._known[session] = known
         return known
+
+
+def _left(deadline: float) -> float:
+    return max(0.001, deadline - time.monotonic())
 
 
 def _by_address(info: RegionInfo) -> tuple[int, int, int] | None:

@@ -137,7 +137,7 @@ class SessionEngine(AddressedEngine):
         """Ask `session` for an answer; raise why there is none, as `Engine.connect` and `Peer.refresh` do."""
         self._look_again(session, self.connect(session))
 
-    def _connect(self, session: str, timeout_s: float | None) -> Peer:
+    def _connect(self, session: str, timeout_s: float) -> Peer:
         self._forget_lost()
         endpoint = resolve_session(session)
         own = self.engine.endpoint
@@ -150,7 +150,6 @@ class SessionEngine(AddressedEngine):
         with self._lock:
             for session in [name for name, known in self._known.items() if not known.peer.alive]:
                 del self._known[session]
-                self._connecting.pop(session, None)
 
     def close(self) -> None:
         """End the engine, with its registrations; idempotent."""
