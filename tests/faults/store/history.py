@@ -6,6 +6,7 @@ keys are those that the faults of the round must not take: they stay readable al
 
 from __future__ import annotations
 
+import bisect
 import itertools
 import json
 import math
@@ -109,32 +110,47 @@ def _check_durable(op: Op, promise: Promise) -> list[str]:
 def _check_key(key: str, ops: list[Op], promise: Promise) -> list[str]:
     problems = []
     puts = [op for op in ops if op.stored()]
-    removes = [op for op in ops if op.op == "remove" and op.outcome == "ok"]
-    seen = [op for op in ops if op.op == "get" and isinstance(op.outcome, int)]
-    for op in seen:
-        wrong = _wrong_read(op, puts, removes, promise)
+    seen = [(place, op) for place, op in enumerate(ops) if op.op == "get" and isinstance(op.outcome, int)]
+    model = _KeyModel(puts, [op for op in ops if op.op == "remove" and op.outcome == "ok"])
+    for place, op in seen:
+        wrong = model.complaint(op, promise)
         if wrong:
-            lately = "".join(f"\n      {one}" for one in ops[max(0, ops.index(op) - 8) : ops.index(op)])
+            lately = "".join(f"\n      {one}" for one in ops[max(0, place - 8) : place])
             problems.append(f"{wrong}, {key}: {op}, after{lately}")
     if promise.one_content:
-        problems += _check_one_content(puts, seen)
+        problems += _check_one_content(puts, [op for _place, op in seen])
     return problems
 
 
-def _wrong_read(op: Op, puts: list[Op], removes: list[Op], promise: Promise) -> str:
-    writers = [put for put in puts if put.variant == op.outcome and put.begin < op.end]
-    if not writers:
-        return "nobody had written that"
-    excused = op.client in promise.cut_off and op.begin < promise.healed_at
-    if not excused and _was_removed(op, writers, removes):
-        return "it came back after it was removed"
-    return ""
+class _KeyModel:
+    """Who may have written what is read of one key; `puts` in the order in which they began.
 
+    The searches are by bisection: a long round has hundreds of thousands of calls on some fifty keys.
+    """
 
-def _was_removed(seen: Op, writers: list[Op], removes: list[Op]) -> bool:
-    """Whether every put of what was seen had ended before the last removal began that ended before."""
-    last = max((gone.begin for gone in removes if gone.end < seen.begin), default=-math.inf)
-    return all(put.lasts_until() < last for put in writers)
+    def __init__(self, puts: list[Op], removes: list[Op]) -> None:
+        self._begins: dict[Any, list[float]] = defaultdict(list)  # of the puts of one content
+        self._last: dict[Any, list[float]] = defaultdict(list)  # by when they and all before took effect
+        for put in puts:
+            last = self._last[put.variant]
+            self._begins[put.variant].append(put.begin)
+            last.append(max(put.lasts_until(), last[-1] if last else -math.inf))
+        removes = sorted(removes, key=lambda op: op.end)
+        self._gone_ends = [op.end for op in removes]
+        self._gone_begins = list(itertools.accumulate((op.begin for op in removes), max))
+
+    def complaint(self, seen: Op, promise: Promise) -> str:
+        """What is wrong with a read, or nothing."""
+        writers = bisect.bisect_left(self._begins[seen.outcome], seen.end)
+        if writers == 0:
+            return "nobody had written that"
+        if seen.client in promise.cut_off and seen.begin < promise.healed_at:
+            return ""
+        # Every put of what was seen had ended before the last removal began that ended before.
+        gone = bisect.bisect_left(self._gone_ends, seen.begin)
+        if gone > 0 and self._last[seen.outcome][writers - 1] < self._gone_begins[gone - 1]:
+            return "it came back after it was removed"
+        return ""
 
 
 def _check_one_content(puts: list[Op], seen: list[Op]) -> list[str]:
