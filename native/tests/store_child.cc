@@ -1,5 +1,5 @@
-// A process of the store, to be killed. "store_child node DRAM_MIB": a node; each line "VIEW MEMBER..." on its
-// standard input, a member as ID,ENDPOINT,HOST, are the members from then on, and is answered with one.
+// A process of the store, to be killed. "store_child node DRAM_MIB SUSPECT_MS": a node; each line "VIEW MEMBER..." on
+// its standard input, a member as ID,ENDPOINT,HOST, are the members from then on, and is answered with one.
 // "store_child writer ENDPOINT KEY BYTES": a client on the node's host that reserves room for a put, writes half of it,
 // and waits to be killed. Both end with their input.
 #include <cstdio>
@@ -28,8 +28,10 @@ std::optional<Member> parse_member(const std::string& text) {
   return Member{*node, *where, host, 0};
 }
 
-int run_node(const std::string& dram_mib) {
-  const auto node = make_node(node_options(std::stoull(dram_mib) << 20));
+int run_node(const std::string& dram_mib, const std::string& suspect_ms) {
+  NodeOptions options = node_options(std::stoull(dram_mib) << 20);
+  options.suspect_after = milliseconds(std::stoll(suspect_ms));
+  const auto node = make_node(options);
   if (!node) return 1;
   say(node->endpoint().to_string() + " " + node->node_id().to_string());
   for (std::string line; std::getline(std::cin, line);) {
@@ -80,8 +82,8 @@ int run_writer(const std::string& endpoint, const std::string& key, const std::s
 int main(int argc, char** argv) {
   using namespace kvferry::store::testing;
   const std::vector<std::string> words(argv + 1, argv + argc);
-  if (words.size() == 2 && words[0] == "node") return run_node(words[1]);
+  if (words.size() == 3 && words[0] == "node") return run_node(words[1], words[2]);
   if (words.size() == 4 && words[0] == "writer") return run_writer(words[1], words[2], words[3]);
-  std::fputs("usage: store_child node DRAM_MIB | writer ENDPOINT KEY BYTES\n", stderr);
+  std::fputs("usage: store_child node DRAM_MIB SUSPECT_MS | writer ENDPOINT KEY BYTES\n", stderr);
   return 2;
 }

@@ -48,7 +48,8 @@ TEST(Directory, RemembersWhatWasRemoved) {
   Directory directory = make();
   directory.announce(object(1), 3);
   const Clock::time_point now = Clock::now();
-  EXPECT_EQ(directory.remove(id_of(1), now), std::vector<HolderIndex>{3});
+  EXPECT_EQ(directory.remove(id_of(1), now).holders, std::vector<HolderIndex>{3});
+  EXPECT_TRUE(directory.remove(id_of(1), now).again);
   EXPECT_FALSE(directory.contains(id_of(1)));
   EXPECT_EQ(directory.announce(object(1), 4).added, Added::kRemoved);         // a holder that missed it
   EXPECT_EQ(directory.announce(object(1, 9, true), 4).added, Added::kTaken);  // put again

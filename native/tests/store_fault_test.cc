@@ -6,6 +6,7 @@
 #include <random>
 
 #include "child_process.h"
+#include "kvferry/store.h"
 #include "store_cluster.h"
 
 namespace kvferry::store {
@@ -25,12 +26,14 @@ std::string value_of(std::string_view key) { return std::string(key) + ":" + std
 // Node processes on pretended hosts, that know each other.
 class Processes {
  public:
-  explicit Processes(std::size_t count) {
+  explicit Processes(std::size_t count, milliseconds suspect_after = node_options().suspect_after)
+      : suspect_ms_(std::to_string(suspect_after.count())) {
     for (std::size_t i = 0; i < count; ++i) start();
     tell();
   }
   std::size_t start() {
-    nodes_.push_back(std::make_unique<ChildProcess>(KVFERRY_STORE_CHILD, std::vector<std::string>{"node", "16"}));
+    nodes_.push_back(
+        std::make_unique<ChildProcess>(KVFERRY_STORE_CHILD, std::vector<std::string>{"node", "16", suspect_ms_}));
     EXPECT_TRUE(nodes_.back()->running());
     const ChildProcess& node = *nodes_.back();
     members_.push_back({node.node_id(), node.endpoint(), "host" + std::to_string(nodes_.size()), 0});
@@ -41,21 +44,21 @@ class Processes {
     nodes_[index]->reap();
     nodes_[index].reset();
   }
-  void tell() {
+  void tell(std::optional<std::size_t> all_but = std::nullopt) {
     std::string line = std::to_string(++view_);
-    for (const Member& member : living()) {
+    for (const Member& member : living(all_but)) {
       line += " " + member.node_id.to_string() + "," + member.endpoint.to_string() + "," + member.host;
     }
-    for (const auto& node : nodes_) {
-      if (!node) continue;
-      node->tell(line);
-      EXPECT_EQ(node->read_line(), "told");
+    for (std::size_t i = 0; i < nodes_.size(); ++i) {
+      if (!nodes_[i] || i == all_but) continue;
+      nodes_[i]->tell(line);
+      EXPECT_EQ(nodes_[i]->read_line(), "told");
     }
   }
-  std::vector<Member> living() const {
+  std::vector<Member> living(std::optional<std::size_t> all_but = std::nullopt) const {
     std::vector<Member> out;
     for (std::size_t i = 0; i < nodes_.size(); ++i) {
-      if (nodes_[i]) out.push_back(members_[i]);
+      if (nodes_[i] && i != all_but) out.push_back(members_[i]);
     }
     return out;
   }
@@ -87,6 +90,7 @@ class Processes {
     return ping.ok() && (*ping)->settled ? "" : name + "not settled\n";
   }
 
+  const std::string suspect_ms_;
   std::vector<std::unique_ptr<ChildProcess>> nodes_;
   std::vector<Member> members_;
   std::uint64_t view_ = 0;
@@ -149,6 +153,54 @@ TEST(StoreFaults, AStoppedNodeIsPassedOverAndLosesNothing) {
   nodes[2].signal(SIGCONT);
   EXPECT_TRUE(nodes.settle(client));
   for (int i = 0; i < 2 * kKeys; ++i) EXPECT_EQ(client.text(key_of(i)), value_of(key_of(i)));
+}
+
+Code get_in_place(Store& store, std::string_view key, std::size_t bytes) {
+  std::vector<std::byte> target(bytes);
+  const std::span<std::byte> run(target);
+  const Pieces pieces(&run, 1);
+  return store.get_into({&key, 1}, {&pieces, 1}, {}).at(0).status.code();
+}
+
+// Not through others, not by what was asked of it while it stood still, not by clients of its host, who need not ask.
+TEST(StoreFaults, WhatWasRemovedWhileANodeStoodStillIsNotFoundThereAnyMore) {
+  constexpr milliseconds kSuspectAfter{1500};
+  Processes nodes(3, kSuspectAfter);
+  TestClient client = nodes.client();
+  ASSERT_TRUE(nodes.settle(client));
+  const std::string gone = "gone", kept = "kept", value = value_of(gone);
+  const std::size_t victim = 2;
+  for (const std::string& key : {gone, kept}) {
+    ASSERT_TRUE(soon([&] { return client.put(nodes.member(victim), key, value).status.ok(); }));
+  }
+  auto opened = Store::open(nodes.member(victim).endpoint, {});
+  ASSERT_TRUE(opened.ok()) << opened.status().to_string();
+  Store& beside = **opened;
+  ASSERT_EQ(get_in_place(beside, gone, value.size()), Code::kOk);
+
+  nodes[victim].signal(SIGSTOP);
+  std::this_thread::sleep_for(kSuspectAfter);  // nobody is taken for dead sooner
+  nodes.tell(victim);
+  TestClient others;
+  others.know(nodes.living(victim));
+  ASSERT_TRUE(soon([&] { return others.remove(gone).ok(); }));
+  EXPECT_NE(get_in_place(beside, gone, value.size()), Code::kOk);
+  const ObjectId id = TestClient::id_of(gone);
+  const auto connection = client.connection(nodes.member(victim));
+  ASSERT_TRUE(connection.ok());
+  auto lookup = client.rpc().start(*connection, Lookup{{id}, 1024}, deadline_in(kPatience));
+  auto get = client.rpc().start(*connection, GetInline{{{id, 0, UINT64_MAX}}}, deadline_in(kPatience));
+  nodes[victim].signal(SIGCONT);
+  EXPECT_EQ(lookup.finish().status().code(), Code::kUnavailable);
+  EXPECT_EQ(get.finish().status().code(), Code::kUnavailable);
+  EXPECT_NE(get_in_place(beside, gone, value.size()), Code::kOk);
+
+  nodes.tell();
+  EXPECT_TRUE(nodes.settle(client));
+  EXPECT_EQ(client.get(gone).status().code(), Code::kNotFound);
+  EXPECT_EQ(client.text(kept), value);
+  EXPECT_NE(get_in_place(beside, gone, value.size()), Code::kOk);
+  EXPECT_EQ(get_in_place(beside, kept, value.size()), Code::kOk);
 }
 
 TEST(StoreFaults, AWriterKilledInMidPutLeavesNothingBehind) {

@@ -67,7 +67,7 @@ void for_each_sample(Visit&& visit) {
   visit(Detach{}, Result<None>(None{}));
   visit(sample_view(), Result<None>(None{}));
   visit(Members{}, Result<MemberList>(sample_view()));
-  visit(Ping{}, Result<Ping::Answer>(Ping::Answer{9, true}));
+  visit(Ping{}, Result<Ping::Answer>(Ping::Answer{9, true, true}));
   visit(PutInline{{{sample_object(), digest, value}}}, Result<PutAnswer>(put));
   visit(Reserve{{sample_object()}},
         Result<Reserve::Answer>(Reserve::Answer{{{{}, held, 0, {}}, {{}, std::nullopt, 8, {{0, 64, 3}}}}}));

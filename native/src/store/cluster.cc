@@ -12,7 +12,9 @@ namespace {
 constexpr milliseconds kConnectTimeout{5000};
 constexpr milliseconds kFirstBackoff{50}, kLongestBackoff{2000}, kRefusedBackoff{10000};
 constexpr milliseconds kPingSend{50};
-constexpr std::size_t kMostStrangers = 4096;  // nodes that are no members and whose word is remembered
+constexpr milliseconds kCatchUpPing{20};
+constexpr std::chrono::seconds kLongestCatchUp{60};  // members that never agree must not silence this node for ever
+constexpr std::size_t kMostStrangers = 4096;         // nodes that are no members and whose word is remembered
 
 }  // namespace
 
@@ -61,8 +63,8 @@ std::vector<std::shared_ptr<MemberLink>> ClusterView::ranked(const ObjectId& id)
   return out;
 }
 
-Cluster::Cluster(RpcEndpoint& rpc, Options options, Callbacks callbacks)
-    : rpc_(rpc), options_(std::move(options)), callbacks_(std::move(callbacks)) {
+Cluster::Cluster(RpcEndpoint& rpc, Pulse& pulse, Options options, Callbacks callbacks)
+    : rpc_(rpc), pulse_(pulse), options_(std::move(options)), callbacks_(std::move(callbacks)) {
   auto alone = std::make_shared<ClusterView>();
   alone->members = {options_.self};
   alone->links = {std::make_shared<MemberLink>(options_.self, true)};
@@ -242,9 +244,10 @@ void Cluster::run() {
     woken_ = false;
     const auto view = view_;
     lock.unlock();
+    note_pause(*view);
     const Clock::time_point now = Clock::now();
-    // If it was this process that stood still, the others get their time to answer.
-    const bool overslept = now - last_look_ >= options_.suspect_after;
+    // If it was this process that stood still, or got no processor, the others get their time to answer.
+    const bool overslept = now - last_look_ >= options_.suspect_after / 2;
     if (overslept) forgive_until_ = now + options_.suspect_after;
     last_look_ = now;
     Clock::time_point next = now + options_.suspect_after / 4;
@@ -252,10 +255,47 @@ void Cluster::run() {
       if (overslept && link->ping) link->pinged_at = now;
       if (!link->is_self) next = std::min(next, look_after(link, now));
     }
+    if (pause_) {
+      next = std::min(next, now + kCatchUpPing / 2);
+      if (has_caught_up(*view) || now - pause_->noticed >= kLongestCatchUp) pulse_.caught_up(*pause_);
+    }
     threads_.reap();
     lock.lock();
     wake_.wait_until(lock, next, [&] { return closed_ || woken_; });
   }
+}
+
+// Who was down before the pause may be back: nobody is given up because of what was known then.
+void Cluster::note_pause(const ClusterView& view) {
+  const auto pause = pulse_.pause();
+  const bool fresh = pause && (!pause_ || pause_->number != pause->number);
+  pause_ = pause;
+  if (!fresh || view.links.size() < 2) return;
+  log_event(LogLevel::kInfo, "stood_still", {{"ms", pause->length.count()}});
+  forgive_until_ = pause->noticed + options_.suspect_after;
+  for (const auto& link : view.links) {
+    if (link->is_up()) continue;
+    link->reported = false;
+    link->try_again_at = pause->noticed;
+    link->backoff = milliseconds(0);
+  }
+}
+
+// Everybody has said since the pause that he counts on this node, and has told it all (again, if he had not counted on
+// it); or he cannot be reached.
+bool Cluster::has_caught_up(const ClusterView& view) const {
+  return std::ranges::all_of(view.links, [&](const auto& link) {
+    if (link->is_self) return true;
+    if (!link->is_up()) return !link->is_unknown();
+    return link->confirmed_at >= pause_->noticed && link->settled == view.fingerprint;
+  });
+}
+
+bool Cluster::must_ask_at_once(const MemberLink& link) const { return pause_ && link.confirmed_at < pause_->noticed; }
+
+void Cluster::take_pong(const std::shared_ptr<MemberLink>& link, const Ping::Answer& answer, Clock::time_point now) {
+  link->heard_at = now;
+  if (answer.counts_on_you && answer.view == view()->fingerprint) link->confirmed_at = link->sent_at;
 }
 
 // When to look again.
@@ -282,14 +322,16 @@ Clock::time_point Cluster::look_after(const std::shared_ptr<MemberLink>& link, C
 
 void Cluster::check_ping(const std::shared_ptr<MemberLink>& link, std::uint64_t handle, Clock::time_point now) {
   if (link->ping && link->ping->ready()) {
-    const Status answered = link->ping->finish().status();
+    const auto pong = link->ping->finish();
     link->ping.reset();
-    if (answered.ok()) link->heard_at = now;
+    if (pong.ok()) take_pong(link, **pong, now);
+    const Status answered = pong.status();
     if (answered.code() == Code::kPeerLost) return suspect(link, handle, answered);
   }
   if (!link->ping) {
-    if (now - link->pinged_at < options_.suspect_after / 4) return;
-    link->pinged_at = now;
+    const milliseconds pause = must_ask_at_once(*link) ? kCatchUpPing : options_.suspect_after / 4;
+    if (now - link->pinged_at < pause) return;
+    link->pinged_at = link->sent_at = now;
     link->ping = rpc_.start(handle, Ping{}, now + kPingSend);
     return;
   }

@@ -17,6 +17,7 @@
 #include "base/deadline.h"
 #include "store/directory.h"
 #include "store/messages.h"
+#include "store/pulse.h"
 #include "store/rpc.h"
 
 namespace kvferry::store {
@@ -54,6 +55,8 @@ struct MemberLink {  // one member, for as long as it is one
   // By the cluster's thread.
   std::optional<RpcEndpoint::Call<Ping>> ping;
   Clock::time_point pinged_at{}, heard_at{}, try_again_at{};
+  Clock::time_point sent_at{};       // the last PING
+  Clock::time_point confirmed_at{};  // the last one after which it counted on us
   milliseconds backoff{0};
   std::atomic<bool> connecting{false};
   std::atomic<bool> expected{false};  // it lives: connect to it at once
@@ -89,7 +92,7 @@ class Cluster {
     std::function<void(const NodeId&)> on_suspect;                  // once per incident
   };
 
-  Cluster(RpcEndpoint& rpc, Options options, Callbacks callbacks);
+  Cluster(RpcEndpoint& rpc, Pulse& pulse, Options options, Callbacks callbacks);
   ~Cluster() { close(); }
   Status start();
   void close();
@@ -153,9 +156,11 @@ class Cluster {
   std::vector<std::string> refusals() const;  // members that do not admit us, and why
 
  private:
-  // Whoever is asked these may have to ask a member that does not answer, for as long as it takes to find that out.
+  // Whoever is asked these may have to ask a member that does not answer, for as long as it takes to find that out, or
+  // others what it missed while it stood still.
   template <typename Request>
-  static constexpr bool kWaitsForOthers = std::is_same_v<Request, Announce> || std::is_same_v<Request, Lookup>;
+  static constexpr bool kWaitsForOthers =
+      std::is_same_v<Request, Announce> || std::is_same_v<Request, Lookup> || std::is_same_v<Request, Find>;
   static constexpr int kOthersTurn = 3;
 
   static bool is_silence(const Status& status, bool patient) {
@@ -166,15 +171,21 @@ class Cluster {
   void run();
   Clock::time_point look_after(const std::shared_ptr<MemberLink>& link, Clock::time_point now);
   void check_ping(const std::shared_ptr<MemberLink>& link, std::uint64_t handle, Clock::time_point now);
+  void take_pong(const std::shared_ptr<MemberLink>& link, const Ping::Answer& answer, Clock::time_point now);
+  bool must_ask_at_once(const MemberLink& link) const;
+  void note_pause(const ClusterView& view);
+  bool has_caught_up(const ClusterView& view) const;
   void start_connecting(const std::shared_ptr<MemberLink>& link);
   Status connect(const std::shared_ptr<MemberLink>& link);
   void report(const std::shared_ptr<MemberLink>& link, const Status& why);
   void set_refusal(const NodeId& node, const Status& why);
 
   RpcEndpoint& rpc_;
+  Pulse& pulse_;
   const Options options_;
   const Callbacks callbacks_;
   Clock::time_point last_look_ = Clock::now();  // by the cluster's thread only
+  std::optional<Pulse::Pause> pause_;           // since which it catches up; by that thread, too
   Clock::time_point forgive_until_{};           // whose connection broke is no suspect yet: this process stood still
 
   mutable std::mutex mutex_;

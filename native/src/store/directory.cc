@@ -130,19 +130,19 @@ void Directory::forget_oldest_locked(Shard& part) {
   if (known != part.removed.end() && known->second == when) part.removed.erase(known);  // else removed again later
 }
 
-std::vector<HolderIndex> Directory::remove(const ObjectId& id, Clock::time_point now) {
+Directory::Removed Directory::remove(const ObjectId& id, Clock::time_point now) {
   Shard& part = shard(id);
   const std::lock_guard lock(part.mutex);
-  std::vector<HolderIndex> holders;
+  Removed out;
   if (HolderEntry* const entry = part.table.find(id)) {
-    holders = location_of(part, *entry).holders;
+    out.holders = location_of(part, *entry).holders;
     part.more.erase(id);
     part.table.erase(entry);
   }
-  part.removed[id] = now;
+  out.again = !part.removed.insert_or_assign(id, now).second;
   part.removals.emplace_back(now, id);
   if (part.removals.size() > kMaxTombstones) forget_oldest_locked(part);
-  return holders;
+  return out;
 }
 
 void Directory::drop_holder(HolderIndex holder) {

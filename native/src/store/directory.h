@@ -59,8 +59,12 @@ class Directory {
   void retract_if_unchanged(const ObjectId& id, HolderIndex holder, std::uint16_t told);
   std::optional<Location> find(const ObjectId& id) const;
   bool contains(const ObjectId& id) const;
-  // Forgets it and remembers that; returns who held it.
-  std::vector<HolderIndex> remove(const ObjectId& id, Clock::time_point now);
+  struct Removed {
+    std::vector<HolderIndex> holders;  // who held it
+    bool again = false;                // it had been removed before, and was not put since
+  };
+  // Forgets it and remembers that.
+  Removed remove(const ObjectId& id, Clock::time_point now);
 
   void drop_holder(HolderIndex holder);
   // Takes out what `keep` does not want, e.g. because another node owns it now.

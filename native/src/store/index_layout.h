@@ -34,10 +34,11 @@ inline constexpr std::uint64_t kMaxObjectBytes = (1ull << 48) - 1;
 struct IndexHeader {
   SharedWord magic;
   SharedWord node[2];
-  SharedWord slots;      // how many there are
-  SharedWord buckets;    // a power of two
-  SharedWord scattered;  // how many lists of places there are
-  SharedWord unused[2];
+  SharedWord slots;          // how many there are
+  SharedWord buckets;        // a power of two
+  SharedWord scattered;      // how many lists of places there are
+  SharedWord trusted_until;  // what is here may be believed until then, by monotonic_ms(); 0: always
+  SharedWord unused;
 };
 static_assert(sizeof(IndexHeader) == 64);
 

@@ -38,6 +38,13 @@ class IndexReader {
   // What is in a slot now.
   std::optional<std::pair<ObjectId, Found>> at(std::uint32_t slot) const;
   std::uint64_t slots() const { return view_.shape.slots; }
+  // For clients, to be asked after a look: the node was there to hear what others had removed (pulse.h).
+  bool trusted() const {
+    const std::uint64_t until = view_.header->trusted_until.load(std::memory_order_acquire);
+    return until == 0 || monotonic_ms() < until;
+  }
+  // No other node has anything to say about what is here.
+  bool always_trusted() const { return view_.header->trusted_until.load(std::memory_order_acquire) == 0; }
 
  private:
   struct Walk;

@@ -20,12 +20,13 @@ class SharedReader final : public LocalReader {
 
   std::optional<Held> find(const ObjectId& id) const override {
     const auto found = index_.find(id, monotonic_ms());
-    if (!found) return std::nullopt;
+    if (!found || !index_.trusted()) return std::nullopt;
     return found->held;
   }
 
   void exists(std::span<const ObjectId> ids, std::span<std::uint8_t> found) const override {
     index_.exists(ids, found);
+    if (!index_.trusted()) std::fill(found.begin(), found.end(), std::uint8_t{0});
   }
 
   Result<std::optional<LocalPin>> pin(const ObjectId& id) override;
@@ -55,6 +56,7 @@ class SharedReader final : public LocalReader {
 
   QuickPut put(const NewObject& object, ConstPieces value, Stores stores) override;
   bool puts_waiting() const override { return quick_.waiting(); }
+  bool knows_all() const override { return index_.always_trusted(); }
 
  private:
   bool all_mapped(const std::vector<Place>& places) const {
@@ -102,6 +104,10 @@ Result<std::optional<LocalPin>> SharedReader::pin(const ObjectId& id) {
     }
     LocalPin pin{*entry, found->held, {}};
     if (index_.unchanged(*found) && index_.places(*found, pin.places)) {
+      if (!index_.trusted()) {
+        page_.leave(*entry);
+        return std::optional<LocalPin>();
+      }
       if (all_mapped(pin.places)) {
         page_.note_access(found->slot);
         return std::optional<LocalPin>(std::move(pin));

@@ -27,7 +27,8 @@ struct LocalPin {
 };
 
 // Thread-safe. Trusts nothing in the index: every value is checked against the sizes of the mapped memory, every wait
-// is bounded.
+// is bounded. While the node stands still, and until it has caught up afterwards, nothing is found: others may know
+// better.
 class LocalReader {
  public:
   struct QuickPut {
@@ -59,6 +60,8 @@ class LocalReader {
   // Something was put so that is not in the index yet: what was not found may be found once the node has answered any
   // request.
   virtual bool puts_waiting() const = 0;
+  // What is not found here is nowhere: no other node has anything to say about it. To be asked before the look.
+  virtual bool knows_all() const = 0;
 };
 
 }  // namespace kvferry::store

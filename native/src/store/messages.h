@@ -137,9 +137,10 @@ struct Members {  // asks for the MemberList
 struct Ping {
   static constexpr Type kType = Type::kPing;
   struct Answer {
-    std::uint64_t view = 0;  // fingerprint of the members that the node knows: see rendezvous.h
-    bool settled = false;    // all of them that answer have told it all that they hold and it owns
-    KVF_FIELDS(codec.all(self.view, self.settled))
+    std::uint64_t view = 0;      // fingerprint of the members that the node knows: see rendezvous.h
+    bool settled = false;        // all of them that answer have told it all that they hold and it owns
+    bool counts_on_you = false;  // it is connected to the node that asks, and was told all by it
+    KVF_FIELDS(codec.all(self.view, self.settled, self.counts_on_you))
   };
   KVF_FIELDS()
 };

@@ -12,7 +12,8 @@ bool NodeCore::is_settled(const ClusterView& view) const {
 }
 
 bool NodeCore::is_authoritative(const ClusterView& view, const ObjectId& id) const {
-  return view.members.size() == 1 ? view.has_self : view.owner(id)->is_self && is_settled(view);
+  if (view.members.size() == 1) return view.has_self;
+  return view.owner(id)->is_self && is_settled(view) && pulse.vouches();
 }
 
 std::vector<std::span<const std::byte>> NodeCore::readable(const std::vector<Place>& places) const {

@@ -11,6 +11,7 @@
 #include "store/local_store.h"
 #include "store/node_counters.h"
 #include "store/pending_claims.h"
+#include "store/pulse.h"
 #include "store/put_ledger.h"
 #include "store/rpc.h"
 #include "store/sessions.h"
@@ -19,9 +20,12 @@ namespace kvferry::store {
 
 struct NodeCore {
   explicit NodeCore(NodeOptions node_options)
-      : options(std::move(node_options)), directory([this](const ObjectId& id) { return own_digest(id); }) {}
+      : options(std::move(node_options)),
+        pulse(options.suspect_after),
+        directory([this](const ObjectId& id) { return own_digest(id); }) {}
 
   const NodeOptions options;
+  Pulse pulse;
   Member self;  // complete before `ready`, like all that has no comment
   NodeCounters counters;
   HolderNames names;

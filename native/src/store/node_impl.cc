@@ -87,10 +87,11 @@ Status NodeImpl::open() {
   KVF_ASSIGN_OR_RETURN(core_.store, LocalStore::create(std::move(local)));
   core_.sessions = std::make_unique<Sessions>(*core_.store);
   core_.cluster = std::make_unique<Cluster>(
-      *core_.rpc,
+      *core_.rpc, core_.pulse,
       Cluster::Options{core_.self, core_.options.cluster, core_.options.default_replicas, core_.options.suspect_after},
       Cluster::Callbacks{[this](const std::shared_ptr<MemberLink>& link) { service_.member_up(link); },
                          [this](const NodeId& node) { suspected(node); }});
+  KVF_RETURN_IF_ERROR(core_.pulse.start(core_.index_memory, [cluster = core_.cluster.get()] { cluster->wake(); }));
   KVF_RETURN_IF_ERROR(service_.start());
   KVF_RETURN_IF_ERROR(core_.cluster->start());
   core_.ready = true;
@@ -144,6 +145,7 @@ void NodeImpl::close() {
     if (std::exchange(closed_, true)) return;
   }
   core_.ready = false;
+  core_.pulse.close();
   // Whatever waits for other nodes must hear first that no answer will come.
   if (core_.rpc) core_.rpc->close();
   if (core_.cluster) core_.cluster->close();

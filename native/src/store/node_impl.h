@@ -44,6 +44,7 @@ class NodeImpl final : public Node {
   RpcEndpoint& rpc() { return *core_.rpc; }
   LocalStore& store() { return *core_.store; }
   MemberList members() const;
+  Pulse& pulse() { return core_.pulse; }
   // For tests: all members are up and have told all that they hold.
   bool is_settled() const {
     const auto view = core_.cluster->view();

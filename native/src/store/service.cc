@@ -115,12 +115,52 @@ Result<std::optional<Bytes>> Service::run(const Asker& asker, const MessageHeade
   return std::optional<Bytes>(encode_answer<Message>(header.request_id, *answer));
 }
 
+Service::Speaks Service::speaks(Type type) {
+  switch (type) {
+    case Type::kLookup:
+    case Type::kExists:
+    case Type::kMatch:
+    case Type::kFind:
+    case Type::kGetInline:
+    case Type::kPin:
+      return Speaks::kInAnswer;
+    case Type::kReserve:
+    case Type::kPutInline:
+    case Type::kPutFrom:
+    case Type::kPull:
+      return Speaks::kBefore;
+    default:
+      return Speaks::kNot;
+  }
+}
+
+Status Service::stood_still() {
+  return {Code::kUnavailable, "the node stood still, and is asking the others what was removed meanwhile"};
+}
+
+bool Service::await_pulse(bool wait) {
+  return core_.pulse.vouches() || (wait && core_.pulse.await(deadline_in(core_.options.suspect_after / 2)));
+}
+
+// Looks at the pulse after the answer was made, too: the node may have stood still in the middle of it.
 Result<std::optional<Bytes>> Service::dispatch(const Asker& asker, const MessageHeader& header, ByteView body,
                                                bool wait) {
   settle_quick_puts();
   if (const Status may = may_ask(asker, header.type); !may.ok()) {
     return std::optional<Bytes>(encode_refusal(header, may));
   }
+  const Speaks of_own = speaks(header.type);
+  if (of_own != Speaks::kNot && !await_pulse(wait)) {
+    return wait ? std::optional<Bytes>(encode_refusal(header, stood_still())) : std::nullopt;
+  }
+  auto done = answer(asker, header, body, wait);
+  const bool told = done.ok() && *done;
+  if (!told || of_own != Speaks::kInAnswer || core_.pulse.vouches()) return done;
+  return std::optional<Bytes>(encode_refusal(header, stood_still()));  // pins that were made end with their lease
+}
+
+Result<std::optional<Bytes>> Service::answer(const Asker& asker, const MessageHeader& header, ByteView body,
+                                             bool wait) {
   switch (header.type) {
 #define KVF_RUN(Message) \
   case Message::kType:   \
@@ -191,6 +231,7 @@ void Service::judge_quick_puts() {
   const std::lock_guard lock(quick_mutex_);
   const auto view = core_.cluster->view();
   const bool alone = view->members.size() == 1 && view->has_self && core_.sessions->nodes() == 0;
+  core_.pulse.set_alone(alone && !members_change_);
   const bool through = !core_.options.ssd_directory.empty() && core_.options.ssd_write == WriteMode::kWriteThrough;
   core_.store->allow_quick_puts(alone && !through && !members_change_ && !core_.draining);
 }

@@ -38,8 +38,12 @@ class Service final : public Handler {
     std::uint64_t peer = 0;  // 0: in this process
     std::optional<SessionInfo> session;
   };
+  // Whether this node speaks of what it holds in its answer, or takes it for granted to do what it is asked.
+  enum class Speaks : std::uint8_t { kNot, kInAnswer, kBefore };
+  static Speaks speaks(Type type);
   // `wait` false: nullopt if it would have to wait.
   Result<std::optional<Bytes>> dispatch(const Asker& asker, const MessageHeader& header, ByteView body, bool wait);
+  Result<std::optional<Bytes>> answer(const Asker& asker, const MessageHeader& header, ByteView body, bool wait);
   static Status may_ask(const Asker& asker, Type type);
   template <typename Message>
   Result<std::optional<Bytes>> run(const Asker& asker, const MessageHeader& header, ByteView body, bool wait);
@@ -80,6 +84,9 @@ class Service final : public Handler {
   // What clients put without a message is put, and counted, before anybody is answered.
   void settle_quick_puts() const;
   void judge_quick_puts();
+  // Until this node may speak of what it holds; not for long, and not at all without `wait`.
+  bool await_pulse(bool wait);
+  static Status stood_still();
   bool take_members(std::uint64_t number, std::vector<Member> members);
   Status admit(const Attach& attach) const;
   void admit_node(const NodeId& node);
@@ -87,6 +94,8 @@ class Service final : public Handler {
   std::vector<Status> drop_at(const ClusterView& view, const std::vector<ObjectId>& ids,
                               const std::map<NodeId, std::vector<std::size_t>>& by_holder);
   void did_not_hear(const NodeId& holder);
+  Announce::Done enter(const Directory::Announced& object, HolderIndex holder);
+  void yield_to(const Directory::Announced& object);
   void make_hot(const ObjectId& id, const NodeId& reader);
 
   NodeCore& core_;

@@ -93,7 +93,9 @@ Service::Answered<Members> Service::on(const Asker&, const Members&, Wait) {
 Service::Answered<Ping> Service::on(const Asker& asker, const Ping&, Wait) {
   if (asker.session && asker.session->who == Attach::Who::kNode) core_.cluster->expect(asker.session->home);
   const auto view = core_.cluster->view();
-  return Result<Ping::Answer>(Ping::Answer{view->fingerprint, core_.is_settled(*view)});
+  const auto link = asker.session ? view->find(asker.session->home) : nullptr;
+  const bool counts_on_it = link && link->is_up() && link->settled == view->fingerprint;
+  return Result<Ping::Answer>(Ping::Answer{view->fingerprint, core_.is_settled(*view), counts_on_it});
 }
 
 // ---- puts and reads
@@ -160,6 +162,11 @@ Service::Answered<Find> Service::on(const Asker&, const Find& find, Wait) {
 
 Service::Answered<Announce> Service::on(const Asker& asker, const Announce& announce, Wait wait) {
   const NodeId& holder = asker.session->home;
+  // A put must not fail because of what this node would not have any more, had it not stood still.
+  if (announce.fresh && !await_pulse(wait)) {
+    if (!wait) return std::nullopt;
+    return stood_still();
+  }
   const auto view = core_.cluster->view();
   std::vector<Directory::Announced> objects;
   bool doubtful = false;
@@ -175,18 +182,33 @@ Service::Answered<Announce> Service::on(const Asker& asker, const Announce& anno
   for (std::size_t i = 0; i < objects.size(); ++i) {
     Announce::Done& done = answer.results.emplace_back();
     done.said = Announce::Said::kConflict;
-    if (conflicts[i]) continue;
-    const auto said = core_.directory.announce(objects[i], index);
-    done.said = said.added == Directory::Added::kTaken     ? Announce::Said::kTaken
-                : said.added == Directory::Added::kRemoved ? Announce::Said::kRemoved
-                                                           : Announce::Said::kConflict;
-    const std::uint32_t own = core_.store->find(objects[i].id) ? 1 : 0;
-    done.holders = static_cast<std::uint8_t>(std::min<std::uint32_t>(said.holders + own, UINT8_MAX));
+    if (!conflicts[i]) done = enter(objects[i], index);
   }
   if (announce.settled_view == 0) return Result<Announce::Answer>(std::move(answer));
   core_.cluster->set_settled(holder, announce.settled_view);
   caretaker_.wake();
   return Result<Announce::Answer>(std::move(answer));
+}
+
+Announce::Done Service::enter(const Directory::Announced& object, HolderIndex holder) {
+  if (!object.fresh) yield_to(object);
+  const auto said = core_.directory.announce(object, holder);
+  Announce::Done done;
+  done.said = said.added == Directory::Added::kTaken     ? Announce::Said::kTaken
+              : said.added == Directory::Added::kRemoved ? Announce::Said::kRemoved
+                                                         : Announce::Said::kConflict;
+  const std::uint32_t own = core_.store->find(object.id) ? 1 : 0;
+  done.holders = static_cast<std::uint8_t>(std::min<std::uint32_t>(said.holders + own, UINT8_MAX));
+  return done;
+}
+
+// What the others agreed on while this node stood still comes before what it had before.
+void Service::yield_to(const Directory::Announced& object) {
+  if (core_.pulse.vouches()) return;
+  const auto own = core_.store->find(object.id);
+  if (!own || own->digest == object.digest) return;
+  (void)core_.store->remove(object.id);
+  core_.counters.add(NodeCounters::kDroppedConflicts);
 }
 
 Service::Answered<Retract> Service::on(const Asker& asker, const Retract& retract, Wait) {
@@ -214,12 +236,13 @@ std::vector<Status> Service::remove_everywhere(const std::vector<ObjectId>& ids)
   std::map<NodeId, std::vector<std::size_t>> by_holder;
   for (std::size_t i = 0; i < ids.size(); ++i) {
     const bool sure = core_.is_authoritative(*view, ids[i]);
-    const auto holders = core_.directory.remove(ids[i], now);
+    const auto [holders, again] = core_.directory.remove(ids[i], now);
     (void)core_.store->remove(ids[i]);
     for (const HolderIndex holder : holders) by_holder[core_.names.node(holder)].push_back(i);
-    if (sure) continue;
     for (const auto& link : view->links) {
-      if (!link->is_self) by_holder[link->member.node_id].push_back(i);
+      // Whoever did not hear of it the first time, because he was away, may not have told all anew yet.
+      const bool heard = link->is_up() && link->settled == view->fingerprint;
+      if (!link->is_self && (!sure || (again && !heard))) by_holder[link->member.node_id].push_back(i);
     }
   }
   core_.counters.add(NodeCounters::kRemoved, ids.size());
@@ -348,6 +371,7 @@ NodeStats Service::stats() const {
   for (const auto& link : view->links) {
     if (!link->is_up()) stats.degraded.push_back("member " + link->member.node_id.to_string() + " does not answer");
   }
+  if (!core_.pulse.vouches()) stats.degraded.push_back(stood_still().message());
   if (core_.draining) stats.degraded.push_back("draining");
   return stats;
 }

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import random
 import time
 from pathlib import Path
@@ -19,10 +18,7 @@ _MOST_TOLD = 5
 
 
 class Campaign:
-    """A pool of nodes that goes through all rounds. A context manager.
-
-    `strict`: after a node was cut off, all must see the same again, and nothing removed meanwhile.
-    """
+    """A pool of nodes that goes through all rounds. A context manager."""
 
     def __init__(
         self,
@@ -32,10 +28,8 @@ class Campaign:
         nodes: int = 4,
         traffic_s: float = 1.5,
         pause_s: float = 2.5,
-        strict: bool = True,
     ) -> None:
         self.seed = seed
-        self._strict = strict
         self.calls = 0
         self._traffic_s = traffic_s
         self._pause_s = pause_s
@@ -71,21 +65,16 @@ class Campaign:
         for client in clients:
             client.hear()
         keys = [*durable, *some, *others]
-        forgiven = bool(now.cut_off) and not self._strict
-        if forgiven:
-            now.cut_off, now.healed_at = frozenset(client.name for client in clients), math.inf
-        elif now.cut_off:
+        if now.was_away:
             pool.complete()
             wait_until(lambda: agree(clients, keys), PATIENCE_S, "all clients see the same")
-            now.healed_at = time.monotonic()
         for client in clients:
             client.ask("each", "get", keys)
         pool.check_alive()
         self._judge(now, [op for client in clients for op in client.news()])
         pool.no_pins()
         pool.complete()
-        if not forgiven:
-            pool.forget()
+        pool.forget()
 
     def _lay_down(self, durable: list[str]) -> None:
         """Two copies of each, in a chain."""
@@ -100,9 +89,7 @@ class Campaign:
     def _judge(self, now: Round, ops: list) -> None:
         ops += now.more_ops
         self.calls += len(ops)
-        promise = Promise(
-            frozenset(now.durable), CALL_S, now.one_content, now.may_fail, now.cut_off, now.healed_at
-        )  # fmt: skip
+        promise = Promise(frozenset(now.durable), CALL_S, now.one_content, now.may_fail)
         problems = check(ops, promise)
         if problems:
             told = "\n  ".join(problems[:_MOST_TOLD])
@@ -116,7 +103,7 @@ class Campaign:
 
 
 def agree(clients: list[ClientProcess], keys: list[str]) -> bool:
-    """Whether all of them find the same; may take a while after nodes were cut off."""
+    """Whether all of them find the same; may take a while after a node was away."""
     answers = [client.ask("each", "get", keys) for client in clients]
     return all(answer == answers[0] for answer in answers)
 

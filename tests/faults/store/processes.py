@@ -107,7 +107,10 @@ class Pool:
 
     def start_node(self) -> NodeChild:
         """One more node."""
-        environ = {"KVFERRY_CLUSTER_HOST": f"host-{next(self._numbers)}", "KVFERRY_CLUSTER_LEASE_S": "1.5"}
+        environ = {
+            "KVFERRY_CLUSTER_HOST": f"host-{next(self._numbers)}",
+            "KVFERRY_CLUSTER_LEASE_S": "3",  # a slow machine must not make anybody seem dead
+        }
         node = NodeChild(self.directory, "--dram", self._dram, "--drain", "20", environ=environ)
         self.nodes.append(node)
         self._all.append(node)

@@ -21,12 +21,11 @@ class Round:
     number: int
     rng: random.Random
     pool: Pool
-    pause_s: float  # how long a node is stopped or cut off
+    pause_s: float  # how long a node is stopped
     durable: list[str]
     may_fail: frozenset[str] = frozenset()
     one_content: bool = True
-    cut_off: frozenset[str] = frozenset()
-    healed_at: float = 0.0
+    was_away: bool = False  # a node was, and is back: all must see the same again
     more_ops: list[Op] = field(default_factory=list)
 
     def nap(self, longest_s: float) -> None:
@@ -67,9 +66,9 @@ def copies_of_durable(now: Round) -> int:
 
 
 def stop_node(now: Round) -> None:
-    """A node stands still for a while."""
+    """A node stands still for a while. Nobody finds what was removed meanwhile, its own clients included."""
     victim = now.victim()
-    now.cut_off = now.pool.clients_of(victim)
+    now.was_away = True
     now.one_content = False
     victim.pause()
     time.sleep(now.pause_s)

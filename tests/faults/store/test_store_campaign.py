@@ -22,11 +22,11 @@ def op(
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(400)
 def test_a_pool_survives_what_strikes_it(tmp_path: Path, extent) -> None:
-    """In short, a node that stood still comes last: what it holds too much is left to the long form."""
     scenarios = SCENARIOS if extent.long else [one for one in SCENARIOS if one.short]
     pause_s = extent.times(6, 30)
-    with Campaign(tmp_path, seed=11, nodes=3, traffic_s=1.0, pause_s=pause_s, strict=extent.long) as campaign:
+    with Campaign(tmp_path, seed=11, nodes=3, traffic_s=1.0, pause_s=pause_s) as campaign:
         for number in range(extent.times(len(scenarios), 200)):
             campaign.run_round(number, scenarios[number % len(scenarios)])
         assert campaign.calls > 1000

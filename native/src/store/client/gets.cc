@@ -190,6 +190,7 @@ void Want::finish(Status status, std::uint64_t bytes) {
 void get(ClientCore& core, std::span<Want> wants, Deadline deadline) {
   const auto home = core.home(deadline);
   const Home* here = home.ok() && (*home)->reader() != nullptr ? home->get() : nullptr;
+  const bool alone = here != nullptr && here->reader()->knows_all() && core.links->members()->all.size() <= 1;
   Status failure;
   if (here != nullptr) {
     const bool waiting = here->reader()->puts_waiting();
@@ -201,7 +202,6 @@ void get(ClientCore& core, std::span<Want> wants, Deadline deadline) {
     from_home(core, *here, open_ones(wants), deadline);
   }
   const Wanted open = open_ones(wants);
-  const bool alone = here != nullptr && core.links->members()->all.size() <= 1;
   if (!open.empty() && !alone) failure = FromOthers(core, here, open, deadline).run();
   if (!home.ok() && core.links->members()->all.empty()) failure = home.status();
   finish_open(core, wants, failure, deadline);

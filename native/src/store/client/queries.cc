@@ -11,8 +11,10 @@ namespace {
 
 constexpr std::size_t kMatchStep = 64;  // ids looked up between two looks at whether the match has ended
 
-// Whether all there is lies with the node whose memory we see.
-bool alone(ClientCore& core, const Home* here) { return here != nullptr && core.links->members()->all.size() <= 1; }
+// Whether all there is lies with the node whose memory we see. To be asked before the look there.
+bool is_alone(ClientCore& core, const Home* here) {
+  return here != nullptr && here->reader()->knows_all() && core.links->members()->all.size() <= 1;
+}
 
 const Home* in_place(const Result<std::shared_ptr<Home>>& home) {
   return home.ok() && (*home)->reader() != nullptr ? home->get() : nullptr;
@@ -69,9 +71,10 @@ Result<std::optional<Held>> find_here(ClientCore& core, const Home& here, const 
 Status exists(ClientCore& core, std::span<const ObjectId> ids, std::span<std::uint8_t> found, Deadline deadline) {
   const auto home = core.home(deadline);
   const Home* here = in_place(home);
+  const bool alone = is_alone(core, here);
   std::fill(found.begin(), found.end(), std::uint8_t{0});
   if (here != nullptr) KVF_RETURN_IF_ERROR(exists_here(core, *here, ids, found, deadline));
-  if (alone(core, here) || std::all_of(found.begin(), found.end(), [](std::uint8_t there) { return there != 0; })) {
+  if (alone || std::all_of(found.begin(), found.end(), [](std::uint8_t there) { return there != 0; })) {
     return {};
   }
   if (!home.ok() && core.links->members()->all.empty()) return home.status();
@@ -81,6 +84,7 @@ Status exists(ClientCore& core, std::span<const ObjectId> ids, std::span<std::ui
 Result<std::uint64_t> match_prefix(ClientCore& core, std::span<const ObjectId> ids, Deadline deadline) {
   const auto home = core.home(deadline);
   const Home* here = in_place(home);
+  const bool alone = is_alone(core, here);
   std::vector<std::uint8_t> found(ids.size());
   std::size_t matched = 0;
   if (here != nullptr) {
@@ -94,7 +98,7 @@ Result<std::uint64_t> match_prefix(ClientCore& core, std::span<const ObjectId> i
     }
     here->reader()->accessed(ids.first(matched));
   }
-  if (matched == ids.size() || alone(core, here)) return matched;
+  if (matched == ids.size() || alone) return matched;
   if (!home.ok() && core.links->members()->all.empty()) return home.status();
   const auto rest = ids.subspan(matched);
   const auto rest_found = std::span(found).subspan(matched);
@@ -109,6 +113,7 @@ std::vector<Result<std::uint64_t>> sizes(ClientCore& core, std::span<const Objec
   std::vector<Result<std::uint64_t>> out(ids.size(), absent);
   const auto home = core.home(deadline);
   const Home* here = in_place(home);
+  const bool alone = is_alone(core, here);
   std::vector<ObjectId> unknown;
   std::vector<std::size_t> places;
   for (std::size_t i = 0; i < ids.size(); ++i) {
@@ -123,7 +128,7 @@ std::vector<Result<std::uint64_t>> sizes(ClientCore& core, std::span<const Objec
       places.push_back(i);
     }
   }
-  if (unknown.empty() || alone(core, here)) return out;
+  if (unknown.empty() || alone) return out;
   const bool nobody = !home.ok() && core.links->members()->all.empty();
   auto found = nobody ? Result<std::vector<Found>>(home.status()) : where(core, unknown, deadline);
   for (std::size_t i = 0; i < unknown.size(); ++i) {
