@@ -10,7 +10,7 @@ import pytest
 
 from _engines import Child, options, pattern, pieces
 from kvferry.errors import DeadlineExceededError, KVFerryError
-from kvferry.transfer import Engine
+from kvferry.transfer import Engine, may_still_land
 
 SIZE = 1 << 20
 
@@ -46,6 +46,29 @@ def test_every_wait_on_a_stopped_peer_has_a_deadline():
         assert transfer.wait()
         assert transfer.error is None
         np.testing.assert_array_equal(near, pattern(SIZE, 0))
+
+
+def test_a_write_that_nobody_confirmed_is_known_by_its_error() -> None:
+    near = np.zeros(SIZE, dtype=np.uint8)
+    with (
+        Child([{"name": "m", "length": SIZE}], transports=["tcp"], allow_fallback=False) as child,
+        Engine(options("tcp")) as engine,
+    ):
+        here = engine.register(near, name="near")
+        peer = engine.connect(child.endpoint)
+        plan = engine.prepare(peer, pieces((here.id, peer.region("m").id, 0, 0, SIZE)), "write")
+        first = engine.submit(plan)
+        assert first.wait()
+        first.raise_if_failed()
+        child.process.send_signal(signal.SIGSTOP)
+        try:
+            transfer = engine.submit(plan, timeout_s=1.0)
+            assert transfer.wait()
+        finally:
+            child.process.send_signal(signal.SIGCONT)
+        assert transfer.error is not None
+        assert may_still_land(transfer.error)
+    assert not may_still_land(DeadlineExceededError("the peer could not be connected in time"))
 
 
 def test_a_silent_peer_is_lost_after_three_missed_probes():

@@ -24,7 +24,7 @@ from kvferry.transfer._topology import topology
 from kvferry.transfer.addressed import AddressedEngine, Span
 from kvferry.transfer.convenience import Remote, TransferEngine
 from kvferry.transfer.engine import Access, Engine
-from kvferry.transfer.handle import Transfer
+from kvferry.transfer.handle import Transfer, may_still_land
 from kvferry.transfer.metrics import TransferMetrics
 from kvferry.transfer.peer import Peer
 from kvferry.transfer.region import Region
@@ -53,6 +53,7 @@ __all__ = [
     "TransferOptions",
     "TransferStages",
     "TransportStats",
+    "may_still_land",
     "memory_of",
     "native_options",
     "resolve_host",

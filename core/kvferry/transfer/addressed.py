@@ -29,7 +29,7 @@ from kvferry.errors import (
     StaleError,
 )
 from kvferry.transfer.engine import Access, Engine, Op
-from kvferry.transfer.handle import Transfer
+from kvferry.transfer.handle import Transfer, may_still_land
 from kvferry.transfer.peer import Peer
 from kvferry.transfer.region import Region
 
@@ -258,7 +258,7 @@ class AddressedEngine:
             transfer = self._execute_once(self._prepare_by(deadline, *pieces), deadline, notify)
         except (StaleError, NotFoundError):
             transfer = None
-        if transfer is None or isinstance(transfer.error, StaleError):  # the peer registered its memory anew
+        if transfer is None or _is_worth_another_try(transfer.error):  # the peer registered its memory anew
             self._look_again(session, self.connect(session, timeout_s=self._soon(deadline)), deadline)
             transfer = self._execute_once(self._prepare_by(deadline, *pieces), deadline, notify)
         return transfer
@@ -320,6 +320,10 @@ class AddressedEngine:
         with self._lock:
             self._known[session] = known
         return known
+
+
+def _is_worth_another_try(error: Exception | None) -> bool:
+    return isinstance(error, StaleError) and not may_still_land(error)
 
 
 def _left(deadline: float) -> float:

@@ -15,6 +15,17 @@ from kvferry.transfer._waiting import wait_in_slices
 # A transfer settles at its deadline, plus the time its threads need to notice.
 _SETTLE_MARGIN_S = 5.0
 
+_MAY_STILL_LAND = "bytes of this write may still land: "  # as in native/src/transport/transport.h
+
+
+def may_still_land(error: BaseException) -> bool:
+    """Say whether bytes of the write that failed with `error` may still be written: nobody confirmed its end.
+
+    Then its target must not be used for anything else until the peer answers again or is known to be gone.
+    The native side says so in the text of errors of any code.
+    """
+    return isinstance(error, KVFerryError) and _MAY_STILL_LAND in str(error)
+
 
 class Transfer:
     """A plan under way; made by `Engine.submit` and `Engine.execute`.

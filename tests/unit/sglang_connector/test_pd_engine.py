@@ -12,8 +12,9 @@ import numpy as np
 import pytest
 
 from kvferry.config import TransferOptions
+from kvferry.errors import CancelledError, DeadlineExceededError, PeerLostError
 from kvferry.transfer import Engine
-from kvferry_sglang.pd.engine import Hello, PDEngine
+from kvferry_sglang.pd.engine import DONE, FAILED, UNSETTLED, Hello, PDEngine
 from kvferry_sglang.pd.lost import RETRY_S, LostSessions
 from kvferry_sglang.pd.pieces import Entry, blocks, whole_pages
 from kvferry_sglang.pd.watch import PrefillWatch
@@ -93,9 +94,31 @@ def test_a_request_outside_of_the_pool_fails_alone_and_says_why(servers: tuple[S
     assert not decode.pool.any()
     assert "registered ranges" in prefill.engine.why(decode.session)
     assert not prefill.engine.is_lost(decode.session)
-    assert not prefill.engine.may_land_late(decode.session)
     assert send(prefill, decode, [0], [2]) == 0
     assert prefill.engine.why(decode.session) == ""
+
+
+@pytest.mark.parametrize(
+    ("error", "status"),
+    [
+        (PeerLostError("it is gone; bytes of this write may still land: no answer"), UNSETTLED),
+        (DeadlineExceededError("the peer could not be connected in time"), FAILED),
+        (CancelledError("1 piece failed; bytes of this write may still land: it is slow"), UNSETTLED),
+    ],
+)
+def test_whether_bytes_may_still_land_is_told_of_each_write_by_itself(
+    servers: tuple[Server, Server], monkeypatch: pytest.MonkeyPatch, error: Exception, status: int
+) -> None:
+    prefill, decode = servers
+
+    def fail(*_: object, **__: object) -> None:
+        raise error
+
+    with monkeypatch.context() as broken:
+        broken.setattr(prefill.engine._addressed, "execute", fail)
+        assert send(prefill, decode, [0], [2]) == status
+        assert str(error) in prefill.engine.why(decode.session)
+    assert send(prefill, decode, [0], [2]) == DONE
 
 
 def test_a_server_that_has_gone_is_lost_and_the_text_says_what_may_be_wrong(

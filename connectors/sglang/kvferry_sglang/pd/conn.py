@@ -14,10 +14,9 @@ What SGLang's classes do here and Mooncake's do not:
 
 from __future__ import annotations
 
-import functools
 import logging
-from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 import torch
@@ -34,30 +33,14 @@ from sglang.srt.runtime_context import get_device, get_memory
 
 from kvferry.errors import KVFerryError
 from kvferry.transfer import Access
-from kvferry_sglang.pd.engine import FAILED, Hello, PDEngine
+from kvferry_sglang.pd.engine import Hello, PDEngine
 from kvferry_sglang.pd.lost import LostSessions
 from kvferry_sglang.pd.messages import CheckedMessages
 from kvferry_sglang.pd.pieces import Entry, HeadSlice, Pieces, blocks, head_slices, whole_pages
+from kvferry_sglang.pd.sending import LastSend, one_request_only, worst_of
 from kvferry_sglang.pd.watch import PrefillWatch
 
 logger = logging.getLogger(__name__)
-
-
-def _one_request_only(send: Callable[..., int]) -> Callable[..., int]:
-    """Turn whatever a send raises into the failure of its request: SGLang's worker thread would end with it,
-    and no later request would ever be sent."""
-
-    @functools.wraps(send)
-    def send_or_fail(self: KVFerryKVManager, peer: Any, *args: Any, **kwargs: Any) -> int:
-        try:
-            return send(self, peer, *args, **kwargs)
-        except Exception as error:
-            session = peer if isinstance(peer, str) else peer.mooncake_session_id
-            logger.exception("%s to %s", send.__name__, session)
-            self.engine.note_failure(session, error)
-            return FAILED
-
-    return send_or_fail
 
 
 class KVFerryKVManager(CheckedMessages):
@@ -71,6 +54,7 @@ class KVFerryKVManager(CheckedMessages):
         self, args: Any, disaggregation_mode: Any, server_args: Any, is_mla_backend: bool | None = False
     ) -> None:
         self._watch: PrefillWatch | None = None
+        self.last_send = LastSend()
         self.refusals: dict[str, str] = {}  # bootstrap addresses of prefill servers that do not fit, and why
         super().__init__(args, disaggregation_mode, server_args, is_mla_backend)
         if self.disaggregation_mode == DisaggregationMode.PREFILL:
@@ -109,9 +93,12 @@ class KVFerryKVManager(CheckedMessages):
     # Sending.
 
     def _transfer_data(self, session: str, triples: Sequence[tuple[int, int, int]]) -> int:
-        return self.engine.write(session, blocks(triples))
+        return self.last_send.add(self.engine.write(session, blocks(triples)))
 
-    @_one_request_only
+    def _await_transfer_futures(self, futures: Sequence[Future[int]]) -> int:
+        return self.last_send.add(worst_of(futures))
+
+    @one_request_only
     def send_kvcache(  # noqa: PLR0917  (SGLang's own signature)
         self,
         session: str,
@@ -175,7 +162,7 @@ class KVFerryKVManager(CheckedMessages):
         )
         return pairs
 
-    @_one_request_only
+    @one_request_only
     def send_kvcache_slice(  # noqa: PLR0917  (SGLang's own signature)
         self,
         session: str,
@@ -222,7 +209,7 @@ class KVFerryKVManager(CheckedMessages):
             raise ValueError(f"the heads of the two servers do not fit together: {part}")
         return part
 
-    @_one_request_only
+    @one_request_only
     def send_aux(self, req: Any, prefill_aux_index: int, dst_aux_ptrs: list[int]) -> int:
         """Send a request's row of each metadata buffer; it goes last, since it says that all has arrived."""
         rows = zip(self.kv_args.aux_data_ptrs, self.kv_args.aux_item_lens, dst_aux_ptrs, strict=False)
@@ -234,8 +221,8 @@ class KVFerryKVManager(CheckedMessages):
             ],
         )
 
-    send_kvcache_dcp = _one_request_only(MooncakeKVManager.send_kvcache_dcp)
-    maybe_send_extra = _one_request_only(MooncakeKVManager.maybe_send_extra)
+    send_kvcache_dcp = one_request_only(MooncakeKVManager.send_kvcache_dcp)
+    maybe_send_extra = one_request_only(MooncakeKVManager.maybe_send_extra)
 
     # Failing.
 
@@ -250,8 +237,8 @@ class KVFerryKVManager(CheckedMessages):
         )
 
     def _poison_unsettled_send(self, room: int) -> None:
-        # Our transfers are over when they have failed, unless their end was not confirmed in time.
-        if any(map(self.engine.may_land_late, list(self.transfer_infos.get(room, ())))):
+        # Our transfers are over when they have failed, unless nobody confirmed their end.
+        if not self.last_send.take_over():
             super()._poison_unsettled_send(room)
 
     # Peers.

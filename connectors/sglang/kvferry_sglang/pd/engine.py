@@ -9,13 +9,19 @@ from collections.abc import Iterable, Sequence
 import msgspec
 
 from kvferry.config import load_config
-from kvferry.errors import DeadlineExceededError, IdentityMismatchError, KVFerryError, UnavailableError
-from kvferry.transfer import Access, AddressedEngine, Endpoint, Engine, Peer, TransferOptions
+from kvferry.errors import IdentityMismatchError, KVFerryError, UnavailableError
+from kvferry.transfer import Access, AddressedEngine, Endpoint, Engine, Peer, TransferOptions, may_still_land
 from kvferry_sglang.pd.pieces import Pieces, blocks
 
 logger = logging.getLogger(__name__)
 
-DONE, FAILED = 0, -1
+# UNSETTLED: failed, and bytes of it may still be written.
+DONE, FAILED, UNSETTLED = 0, -1, -2
+
+
+def failure_status(error: Exception) -> int:
+    """Return how a write that raised `error` ended."""
+    return UNSETTLED if may_still_land(error) else FAILED
 
 
 class Hello(msgspec.Struct, frozen=True, tag="sglang.pd.hello"):
@@ -27,7 +33,8 @@ class Hello(msgspec.Struct, frozen=True, tag="sglang.pd.hello"):
 
 
 class PDEngine:
-    """Moves pieces into peers' memory. Thread-safe; methods that SGLang calls return 0 or -1, never raise.
+    """Moves pieces into peers' memory. Thread-safe; methods that SGLang calls return 0 if all went well, and
+    never raise.
 
     What went wrong last with a peer is kept, for the request's error text.
     """
@@ -96,7 +103,8 @@ class PDEngine:
             self._addressed.register(address, length, access=access, device=device)
 
     def write(self, session: str, pieces: Pieces) -> int:
-        """Write all pieces as one plan, and wait until it is settled; 0 if every byte has arrived."""
+        """Write all pieces as one plan, and wait until it is over; 0 if every byte has arrived, else `FAILED`
+        or `UNSETTLED`."""
         if not pieces.lengths.size:
             return DONE
         try:
@@ -107,7 +115,7 @@ class PDEngine:
         except KVFerryError as error:
             self.note_failure(session, error)
             logger.warning("%d pieces, %d bytes: %s", pieces.lengths.size, pieces.bytes, self.why(session))
-            return FAILED
+            return failure_status(error)
         with self._lock:
             self._failures.pop(session, None)
         return DONE
@@ -145,11 +153,6 @@ class PDEngine:
                 "KVFERRY_TRANSFER_BIND, and a cluster secret on both)"
             )
         return text
-
-    def may_land_late(self, session: str) -> bool:
-        """Whether bytes of the last failed transfer may still be written: its end was not confirmed."""
-        with self._lock:
-            return isinstance(self._failures.get(session), DeadlineExceededError)
 
     def close(self) -> None:
         """End all connections and transfers; idempotent."""
