@@ -201,21 +201,22 @@ class Connector(RemoteConnector):
         """Read what is there: first the sizes, so that no memory is taken for what is not."""
         answer: Chunks = [None] * len(names)
         targets: dict[int, MemoryObj | bytearray] = {}
-        for index, size in enumerate(self._objects.sizes(names)):
-            if size is not None and (target := self._target(size - self._head_bytes)) is not None:
-                targets[index] = target
-        heads = np.zeros((len(targets), self._head_bytes), np.uint8)
-        runs = [[head, _bytes_of(target)] for head, target in zip(heads, targets.values(), strict=True)]
+        sizes = self._objects.sizes(names)
         try:
-            sizes = self._objects.get([names[index] for index in targets], runs) if targets else []
+            for index, size in enumerate(sizes):
+                if size is not None and (target := self._target(size - self._head_bytes)) is not None:
+                    targets[index] = target
+            heads = np.zeros((len(targets), self._head_bytes), np.uint8)
+            runs = [[head, _bytes_of(target)] for head, target in zip(heads, targets.values(), strict=True)]
+            read = self._objects.get([names[index] for index in targets], runs) if targets else []
+            for head, (index, target), size in zip(heads, targets.items(), read, strict=True):
+                if size is not None:
+                    answer[index] = self._checked(target, head.tobytes(), size - self._head_bytes)
         except BaseException:
-            _release(targets.values())
+            _release(answer)
             raise
-        for head, (index, target), size in zip(heads, targets.items(), sizes, strict=True):
-            if size is None:
-                _release([target])
-            else:
-                answer[index] = self._checked(target, head.tobytes(), size - self._head_bytes)
+        finally:
+            _release(target for index, target in targets.items() if answer[index] is not target)
         return answer
 
     def _target(self, length: int) -> MemoryObj | bytearray | None:
@@ -233,12 +234,14 @@ class Connector(RemoteConnector):
         return chunk
 
     def _checked(self, target: MemoryObj | bytearray, head: bytes, length: int) -> MemoryObj | None:
-        """Return the chunk in the shape that it was stored in; None, and it is released, if it is none."""
+        """Return the chunk in the shape that it was stored in, None if it is none. It is `target` itself, or
+        memory of its own; `target` stays the caller's.
+        """
         if not self.save_chunk_meta:
             return self._cut(target, length)
         shape = _described(head, length)
         if shape is None:
-            self._refuse(target)
+            self._refuse()
             return None
         if not isinstance(target, bytearray) and shape == _shape_of(target):
             return target
@@ -248,7 +251,7 @@ class Connector(RemoteConnector):
         try:
             return self.reshape_partial_chunk(chunk, length)
         except ValueError:  # no whole number of tokens
-            self._refuse(chunk)
+            self._refuse()
             return None
 
     def _moved(self, source: MemoryObj | bytearray, shape: _Shape, length: int) -> MemoryObj | None:
@@ -256,13 +259,16 @@ class Connector(RemoteConnector):
         if len(self._shapes) < _MAX_SHAPES:
             self._shapes[length] = shape
         chunk = self._allocated(shape)
-        if chunk is not None:
+        if chunk is None:
+            return None
+        try:
             _bytes_of(chunk)[:length] = _bytes_of(source)[:length]
-        _release([source])
+        except BaseException:
+            _release([chunk])
+            raise
         return chunk
 
-    def _refuse(self, target: MemoryObj | bytearray) -> None:
-        _release([target])
+    def _refuse(self) -> None:
         self._objects.note_unusable("mismatch", _ADVICE)
 
 

@@ -128,6 +128,33 @@ async def test_without_memory_chunks_are_missed_not_waited_for(settings: dict[st
         assert remote.counts["failed|load|no_memory"] == 1
 
 
+class Failing(Memory):
+    """An allocator that raises at one of its calls."""
+
+    def __init__(self, at: int) -> None:
+        super().__init__()
+        self.calls_left = at
+
+    def allocate(self, *arguments: Any, **options: Any) -> Chunk | None:
+        self.calls_left -= 1
+        if not self.calls_left:
+            raise MemoryError
+        return super().allocate(*arguments, **options)
+
+
+@pytest.mark.parametrize("call", [3, 4])  # for what is read in place; for a copy after the read
+async def test_an_allocator_that_raises_costs_no_memory(settings: dict[str, Any], call: int) -> None:
+    memory = Failing(call)
+    async with connector(settings, memory) as remote:
+        three = keys("a", "b", "c")
+        other = chunk(3, dtype=BFLOAT)  # as large as the others, so it is moved when it has been read
+        await remote.batched_put(three, [chunk(1), chunk(2), other])
+        with pytest.raises(MemoryError):
+            await asyncio.wait_for(remote.batched_get(three), WAIT_S)
+        assert len(memory.allocated) == call - 1
+        assert memory.in_use == 0
+
+
 class Gate:
     """Holds a method of `Objects` up until it is opened."""
 
