@@ -5,9 +5,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 import numpy as np
@@ -21,20 +22,21 @@ from lmdeploy.pytorch.disagg.conn.protocol import (
 from lmdeploy.pytorch.disagg.messages import DistServeRegisterMRMessage, MigrationAssignment
 
 from kvferry.config import apply_log_options, explain_changes, load_config
-from kvferry.errors import NotFoundError, OutOfRangeError, ProtocolError
+from kvferry.errors import NotFoundError, OutOfRangeError, PeerLostError, ProtocolError, UnavailableError
 from kvferry.transfer import AddressedEngine, Engine, TransferOptions
 
 logger = logging.getLogger(__name__)
 
 MAX_INFO_BYTES = 1 << 20
+_ADDRESSES = 1 << 64
 _MIGRATIONS = 4  # at a time; LMDeploy starts them one by one
 
 
 class Pool(msgspec.Struct, frozen=True):
-    """One pool of cache blocks."""
+    """One pool of cache blocks. It ends within the 64 bits of an address."""
 
-    address: int
-    length_bytes: int
+    address: Annotated[int, msgspec.Meta(ge=0)]
+    length_bytes: Annotated[int, msgspec.Meta(ge=0)]
 
 
 class EndpointInfo(msgspec.Struct, frozen=True, tag="kvferry", forbid_unknown_fields=True):
@@ -111,7 +113,9 @@ class Backend(MigrationBackendImpl):
         """Read all pieces, as one transfer, into our pools; returns when every byte has arrived.
 
         Raises KVFerryError otherwise, at the latest after `transfer.transfer_timeout_s`; the blocks then hold
-        anything. The event loop goes on meanwhile. If the task is cancelled, the transfer ends by itself.
+        anything. A connection that is lost is made once more within that time, and everything is read again:
+        LMDeploy's loop ends at an error here. The event loop goes on meanwhile. If the task is cancelled, the
+        transfer ends by itself.
         """
         loop = asyncio.get_running_loop()
         await loop.run_in_executor(self._threads, self._migrate, assignment)
@@ -146,7 +150,21 @@ class Backend(MigrationBackendImpl):
         far = _addresses(
             {int(key): pool for key, pool in link.remote.pools.items()}, keys, target, lengths, "their"
         )
-        self._engine.execute(link.remote.session, "read", near, far, lengths).raise_if_failed()
+        limit_s = self._engine.engine.options.transfer_timeout_s
+        deadline = time.monotonic() + limit_s
+        try:
+            self._read(link.remote.session, near, far, lengths, limit_s)
+        except (PeerLostError, UnavailableError) as error:
+            left_s = deadline - time.monotonic()
+            if left_s <= 0:
+                raise
+            logger.warning("a prompt's blocks are read once more from %s: %s", link.remote.session, error)
+            self._read(link.remote.session, near, far, lengths, left_s)
+
+    def _read(
+        self, session: str, near: np.ndarray, far: np.ndarray, lengths: np.ndarray, limit_s: float
+    ) -> None:
+        self._engine.execute(session, "read", near, far, lengths, timeout_s=limit_s).raise_if_failed()
 
     def _sessions(self) -> set[str]:
         return {link.remote.session for link in self.links.values() if link.remote is not None}
@@ -159,6 +177,8 @@ def _parsed(text: str) -> EndpointInfo:
         info = msgspec.json.decode(text, type=EndpointInfo)
         if any(not key.isdecimal() for key in info.pools):
             raise ProtocolError("an endpoint info names a pool by what is no number")
+        if any(pool.address + pool.length_bytes > _ADDRESSES for pool in info.pools.values()):
+            raise ProtocolError("an endpoint info has a pool that ends beyond all addresses")
     except (msgspec.DecodeError, msgspec.ValidationError) as error:
         raise ProtocolError(
             f"the other engine's endpoint is not one of KVFerry ({error}): both sides need "

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from kvferry.config import TransferOptions
-from kvferry.errors import KVFerryError, NotFoundError, OutOfRangeError, ProtocolError
+from kvferry.errors import KVFerryError, NotFoundError, OutOfRangeError, PeerLostError, ProtocolError
 from unit.lmdeploy_connector import fake_lmdeploy
 from unit.lmdeploy_connector.fake_lmdeploy import Assignment, Endpoint, Init, Piece, Register
 
@@ -107,6 +107,40 @@ async def test_a_piece_that_leaves_its_pool_is_refused(sides: tuple[Side, Side],
         await migrate(sides[1], piece)
 
 
+async def test_a_connection_lost_on_the_way_is_made_once_more(sides: tuple[Side, Side]) -> None:
+    prefill, decode = sides
+    prefill.pools[0][:] = 5
+    engine = decode.backend._engine
+    execute, limits = engine.execute, []
+
+    def lost_at_first(*pieces: Any, timeout_s: float) -> Any:
+        limits.append(timeout_s)
+        if len(limits) == 1:
+            engine.forget(pieces[0])
+            raise PeerLostError("the connection ended")
+        return execute(*pieces, timeout_s=timeout_s)
+
+    engine.execute = lost_at_first
+    await migrate(decode, Piece(0, 0, 0, 16))
+    assert decode.pools[0][:17].tolist() == [5] * 16 + [0]
+    assert len(limits) == 2
+    assert limits[1] < limits[0] == engine.engine.options.transfer_timeout_s
+
+
+async def test_a_connection_lost_twice_is_an_error(sides: tuple[Side, Side]) -> None:
+    _, decode = sides
+    calls = []
+
+    def lost(*pieces: Any, **options: Any) -> Any:
+        calls.append(pieces)
+        raise PeerLostError("the connection ended")
+
+    decode.backend._engine.execute = lost
+    with pytest.raises(PeerLostError):
+        await migrate(decode, Piece(0, 0, 0, 16))
+    assert len(calls) == 2
+
+
 async def test_unknown_pools_and_engines_are_refused(sides: tuple[Side, Side]) -> None:
     with pytest.raises(NotFoundError, match="pool 9"):
         await migrate(sides[1], Piece(9, 0, 0, 1))
@@ -132,8 +166,11 @@ async def test_a_peer_that_lies_about_its_pools_gets_nowhere(sides: tuple[Side, 
      '{"type": "kvferry", "session": 3, "pools": {}}', "[" * 100_000,
      '{"type": "kvferry", "session": "", "pools": {"0": {"address": -1.5, "length_bytes": 1}}}',
      '{"type": "kvferry", "session": "", "pools": {"a": {"address": 1, "length_bytes": 1}}}',
+     '{"type": "kvferry", "session": "", "pools": {"0": {"address": -1, "length_bytes": 1}}}',
+     '{"type": "kvferry", "session": "", "pools": {"0": {"address": 1, "length_bytes": -1}}}',
+     '{"type":"kvferry", "session":"", "pools":{"0":{"address":2, "length_bytes":18446744073709551615}}}',
      '"' + "x" * (2 << 20) + '"'],
-    ids=range(11),
+    ids=range(14),
 )  # fmt: skip
 def test_what_is_no_endpoint_of_ours_is_refused(sides: tuple[Side, Side], text: str) -> None:
     with pytest.raises(ProtocolError):
