@@ -34,45 +34,40 @@ def objects(node: NodeChild) -> int:
         return sum(1 for _ in store.scan())
 
 
-def saved(site: Site, node: NodeChild, seed: int) -> Told:
-    """Ask for a prompt until it is in the pool as well; return the first answer."""
-    before = objects(node)
-    first = ask(site.server, seed)
-    until(lambda: objects(node) >= before + PAGES_TOKENS // PAGE, "all pages are in the pool", 120)
-    return first
-
-
-def from_pool(site: Site, seed: int) -> Told:
-    """Ask again with all other caches empty."""
-    forget(site)
+def again(site: Site, seed: int) -> Told:
+    """Ask with the server's own caches empty."""
+    until(lambda: flush(site.server), "the server is idle", 120)
     return ask(site.server, seed)
 
 
-def forget(site: Site) -> None:
-    """Empty the server's own caches."""
-    until(lambda: flush(site.server), "the server is idle", 120)
+def from_pool(site: Site, seed: int) -> Told:
+    """Ask again until all whole pages come from the pool, into which the first answer brings them."""
+    answers: list[Told] = []
+
+    def whole() -> bool:
+        answers.append(again(site, seed))
+        return answers[-1].from_storage == PAGES_TOKENS
+
+    until(whole, "all whole pages come from the pool", 180)
+    return answers[-1]
 
 
 def test_serves_without_a_node(site: Site) -> None:
-    first = ask(site.server, 1)
-    forget(site)
-    again = ask(site.server, 1)
-    assert (again.tokens, again.from_storage, again.cached) == (first.tokens, 0, 0)
+    first, second = ask(site.server, 1), again(site, 1)
+    assert (second.tokens, second.from_storage, second.cached) == (first.tokens, 0, 0)
 
 
 def test_prompts_come_from_the_pool_with_the_same_tokens(site: Site, node: NodeChild) -> None:
-    # the way to the node is tried again every few seconds
-    until(lambda: flush(site.server) and ask(site.server, 2).from_storage > 0, "the node is found", 120)
-    first = saved(site, node, 3)
+    first = ask(site.server, 2)
     assert first.from_storage == 0
-    again = from_pool(site, 3)
-    assert again.tokens == first.tokens
-    assert again.from_storage == PAGES_TOKENS
+    # the way to the node, which has just started, is tried again every few seconds
+    assert from_pool(site, 2).tokens == first.tokens
+    assert objects(node) >= PAGES_TOKENS // PAGE
 
 
 def test_statistics_are_among_sglangs(site: Site, node: NodeChild) -> None:
-    saved(site, node, 4)
-    from_pool(site, 4)
+    ask(site.server, 3)
+    from_pool(site, 3)
 
     def moved() -> bool:
         page = metrics(site.server.url)
@@ -87,31 +82,36 @@ def test_statistics_are_among_sglangs(site: Site, node: NodeChild) -> None:
 
 
 def test_detach_attach_and_clear(site: Site, node: NodeChild) -> None:
-    first = saved(site, node, 5)
+    first = ask(site.server, 4)
+    from_pool(site, 4)
     assert json.loads(call(site.server, CACHE))["hicache_storage_backend"] == "kvferry"
     call(site.server, CACHE, method="DELETE")
-    assert from_pool(site, 5)[:2] == (first.tokens, 0)
-    extra = {"hicache_storage_backend": "kvferry", "hicache_storage_backend_extra_config_json": SETTINGS,
-             "hicache_storage_prefetch_policy": "wait_complete"}  # fmt: skip
+    assert again(site, 4)[:2] == (first.tokens, 0)
+    extra = {
+        "hicache_storage_backend": "kvferry",
+        "hicache_storage_backend_extra_config_json": SETTINGS,
+        "hicache_storage_prefetch_policy": "wait_complete",
+    }
     wrong = {**extra, "hicache_storage_backend_extra_config_json": json.dumps({"store.drm": 1})}
     with pytest.raises(RuntimeError, match=r"store\.dram"):
         call(site.server, CACHE, wrong, "PUT")
     call(site.server, CACHE, extra, "PUT")
-    call(site.server, CACHE, extra, "PUT")  # again: only the policies are set
-    assert from_pool(site, 5)[:2] == (first.tokens, PAGES_TOKENS)
+    call(site.server, CACHE, extra, "PUT")  # once more: only the policies are set
+    assert from_pool(site, 4).tokens == first.tokens
     call(site.server, f"{CACHE}/clear", {})
     assert objects(node) == 0
-    assert from_pool(site, 5)[:2] == (first.tokens, 0)
+    assert again(site, 4)[:2] == (first.tokens, 0)
 
 
 def test_requests_go_on_when_the_node_dies(site: Site, node: NodeChild) -> None:
-    first = saved(site, node, 6)
+    first = ask(site.server, 5)
+    from_pool(site, 5)
     node.kill()
-    assert from_pool(site, 6)[:2] == (first.tokens, 0)
+    assert again(site, 5)[:2] == (first.tokens, 0)
     with site.node() as other:
-        until(lambda: from_pool(site, 6).from_storage == PAGES_TOKENS, "the next node is found", 180)
+        assert from_pool(site, 5).tokens == first.tokens
         assert objects(other) >= PAGES_TOKENS // PAGE
         # and a server that starts anew finds what the one before has saved
         site.server.kill()
         site.server.start().wait_ready(READY_S)
-        assert ask(site.server, 6)[:2] == (first.tokens, PAGES_TOKENS)
+        assert ask(site.server, 5)[:2] == (first.tokens, PAGES_TOKENS)
