@@ -232,6 +232,11 @@ class KVFerryHiCache(HiCacheStorage):
         """Let go of the host pools and of the store; idempotent. A node that came along ends."""
         self._store.close()
 
+    @property
+    def longest_call_s(self) -> float:
+        """The time after which a call for one pool has ended, as the settings say."""
+        return max(self._config.pool.load_timeout_s, self._config.pool.save_timeout_s)
+
     # Within
 
     def _add(self, name: PoolName, host_pool: Any, parts: int) -> _Pool:

@@ -7,10 +7,7 @@ which SGLang's scheduler starts loads and hears of saves.
 from __future__ import annotations
 
 import logging
-import threading
-from collections import deque
 from collections.abc import Callable, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import Any
 
 import torch
@@ -26,10 +23,11 @@ from sglang.srt.runtime_context import get_parallel
 
 from kvferry.errors import NotFoundError, UnsupportedError
 from kvferry_sglang.hicache import KVFerryHiCache
+from kvferry_sglang.jobs import Jobs
 
 logger = logging.getLogger("kvferry.sglang")
 
-_QUIET_S = 60.0  # longer than any call of the store
+_QUIET_S = 60.0  # for what runs to end, beside the time-outs of its calls
 
 
 class _DevicePool:
@@ -104,11 +102,7 @@ class KVFerryLinker(UnifiedCacheLinker):
         if PoolName.MAMBA in self.pools:
             params.req_to_token_pool.register_layer_transfer_counter(self.layer_done_counter)
         self._queued: dict[str, list[PoolTransfer]] = {}
-        self._lock = threading.Lock()
-        self._done: deque[bool] = deque()
-        self._running: set[Future[None]] = set()
-        self._loads = ThreadPoolExecutor(1, thread_name_prefix="kvferry-linker-load")
-        self._saves = ThreadPoolExecutor(1, thread_name_prefix="kvferry-linker-save")  # one: in their order
+        self._jobs = Jobs()
 
     def lookup(self, rid: str, transfers: list[PoolTransfer]) -> list[int]:
         """Return after how many pages the prompt can be taken up again: all lengths that this rank can."""
@@ -139,7 +133,7 @@ class KVFerryLinker(UnifiedCacheLinker):
             return -1
         queued, self._queued = self._queued, {}
         index = int(self.layer_done_counter.update_producer())
-        self._start(self._loads, lambda: self._load(index, queued))
+        self._jobs.load(lambda: self._load(index, queued))
         return index
 
     def finish_layer_wise_loading(self, counter_index: int) -> bool:
@@ -152,48 +146,35 @@ class KVFerryLinker(UnifiedCacheLinker):
         if not expanded:
             return False
         if self._group.rank_replicated and self._tp_rank:  # the first rank saves for all
-            self._ended(saved=True)
+            self._jobs.nothing_to_save()
             return True
         ready = self.record_offload_ready()
-        self._start(self._saves, lambda: self._save(expanded, ready))
+        self._jobs.save(lambda: self._save(expanded, ready))
         return True
 
     def num_completed_offloads(self) -> int:
         """Return how many saves have ended that SGLang has not heard of."""
-        with self._lock:
-            return len(self._done)
+        return self._jobs.completed_saves()
 
     def pop_completed_offload(self) -> bool:
         """Return whether the oldest of them succeeded."""
-        with self._lock:
-            return self._done.popleft()
+        return self._jobs.pop_completed_save()
 
     def reset(self) -> None:
-        """Wait for what runs, which ends within its time-outs, and begin anew."""
+        """Drop what is queued, wait for what runs, and begin anew. Raises DeadlineExceededError if something
+        still runs after all its time-outs: SGLang must not give the cache to other prompts then.
+        """
         self._queued.clear()
-        with self._lock:
-            running = set(self._running)
-        wait(running, timeout=_QUIET_S)
-        with self._lock:
-            self._done.clear()
+        self._jobs.reset(_QUIET_S + len(self.pools) * self._storage.longest_call_s)
         self.layer_done_counter.reset()
 
     def close(self) -> None:
-        """As `reset`, and let go of the cache and the store; idempotent."""
-        self.reset()
-        self._loads.shutdown(wait=False)
-        self._saves.shutdown(wait=False)
-        self._storage.close()
-
-    def _start(self, threads: ThreadPoolExecutor, job: Callable[[], None]) -> None:
-        future = threads.submit(job)
-        with self._lock:
-            self._running.add(future)
-        future.add_done_callback(self._forget)
-
-    def _forget(self, future: Future[None]) -> None:
-        with self._lock:
-            self._running.discard(future)
+        """As `reset`, and let go of the cache and the store, also where that raises; idempotent."""
+        try:
+            self.reset()
+        finally:
+            self._jobs.close()
+            self._storage.close()
 
     def _load(self, index: int, queued: Mapping[str, list[PoolTransfer]]) -> None:
         try:
@@ -208,18 +189,10 @@ class KVFerryLinker(UnifiedCacheLinker):
         for layer in range(self._group.num_layers):
             self.layer_done_counter.complete(index, layer)
 
-    def _save(self, transfers: list[PoolTransfer], ready: list[Any]) -> None:
-        saved = False
-        try:
-            for event in ready:
-                event.synchronize()
-            saved = all(all(pages) for pages in self._storage.batch_set_v2(transfers).values())
-        finally:
-            self._ended(saved=saved)
-
-    def _ended(self, *, saved: bool) -> None:
-        with self._lock:
-            self._done.append(saved)
+    def _save(self, transfers: list[PoolTransfer], ready: list[Any]) -> bool:
+        for event in ready:
+            event.synchronize()
+        return all(all(pages) for pages in self._storage.batch_set_v2(transfers).values())
 
 
 def _pools_of(params: Any, components: Any) -> DevicePoolGroup:
