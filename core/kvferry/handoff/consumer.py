@@ -25,7 +25,7 @@ from kvferry.errors import (
     PeerLostError,
     StaleError,
 )
-from kvferry.handoff.control import ControlClient
+from kvferry.handoff.control import ControlClient, lives
 from kvferry.handoff.early import EarlyPulls
 from kvferry.handoff.messages import ReleaseReason
 from kvferry.handoff.params import LeaseAddress, RemotePrefill, content_digest
@@ -413,6 +413,7 @@ class Consumer:
         """Give the lease back at ranks of the prefill engine."""
         timeout_s = self._limits.control_timeout_s
         for target in targets:
+            known: KnownPeer | None = None
             try:
                 known = self._peers.reach(*target.node, timeout_s)
                 self._control.release(
@@ -422,12 +423,11 @@ class Consumer:
                     timeout_s,
                     reader=target.reader,
                     readers=target.readers,
-                    patience_s=self._limits.load_timeout_s,
                 )
             except KVFerryError as error:
-                if isinstance(
-                    error, DeadlineExceededError
-                ):  # it does not answer: spare the next loads the wait
+                silent = isinstance(error, DeadlineExceededError)
+                if silent and not (known is not None and lives(known.peer, timeout_s)):
+                    # Spare the next loads the wait. One that lives is only busy.
                     self._peers.report_failure(*target.node, error)
                 self._count("release_failures")
                 logger.debug(

@@ -87,9 +87,9 @@ class ControlClient:
                 waited_s = self._clock() - started
                 if waited_s < limit_s:
                     continue
-                lives = waited_s < patience_s and _lives(peer, min(timeout_s, patience_s - waited_s))
-                limit_s = self._clock() - started + timeout_s
-                if not lives and not waiter.answered.is_set():
+                alive = waited_s < patience_s and lives(peer, min(timeout_s, patience_s - waited_s))
+                limit_s = min(self._clock() - started + timeout_s, max(patience_s, timeout_s))
+                if not alive and not waiter.answered.is_set():
                     raise DeadlineExceededError(
                         f"prefill engine at {peer.endpoint} did not confirm lease {lease_id} "
                         f"within {waited_s:.1f} s"
@@ -126,7 +126,7 @@ class ControlClient:
             return counts
 
 
-def _lives(peer: Peer, timeout_s: float) -> bool:
+def lives(peer: Peer, timeout_s: float) -> bool:
     """Whether the engine at the other end answers; not whether its interpreter does."""
     try:
         peer.refresh(timeout_s)

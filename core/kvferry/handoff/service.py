@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from kvferry.errors import DeadlineExceededError, KVFerryError, ProtocolError
 from kvferry.handoff.consumer import Consumer, ConsumerLimits, LoadResult
-from kvferry.handoff.control import SEND_TIMEOUT_S, ControlClient
+from kvferry.handoff.control import ControlClient
 from kvferry.handoff.messages import (
     HandoffMessage,
     Release,
@@ -38,6 +38,7 @@ logger = logging.getLogger(__name__)
 
 POLL_S = 0.1  # how often leases, renewals and deadlines are looked at while no message comes
 CHORE_THREADS = 4
+ANSWER_TRY_S = 0.02  # for one try: all peers' messages wait meanwhile
 ANSWER_S = 30.0  # how long it is tried to send an answer to a peer that does not read
 MAX_UNSENT = 1024
 
@@ -141,13 +142,14 @@ class MessageLoop:
             self._streams(message.peer, decoded)
 
     def _answer(self, peer: int, answer: Released) -> None:
-        if not self._sent(peer, answer):
+        waits = any(other == peer for other, _, _ in self._unsent)
+        if waits or not self._sent(peer, answer):
             self._unsent.append((peer, answer, time.monotonic() + ANSWER_S))
 
     def _sent(self, peer: int, answer: Released) -> bool:
         """Send an answer; False: there was no room for it, but the peer is there."""
         try:
-            self._engine.send(peer, encode_message(answer), timeout_s=SEND_TIMEOUT_S)
+            self._engine.send(peer, encode_message(answer), timeout_s=ANSWER_TRY_S)
         except DeadlineExceededError:
             return False
         except KVFerryError as error:
@@ -156,15 +158,17 @@ class MessageLoop:
         return True
 
     def _send_again(self) -> None:
-        """Try the answers that found no room, until one finds none again: others must not wait for it."""
-        while self._unsent:
-            peer, answer, until = self._unsent[0]
-            if not self._sent(peer, answer):
-                if time.monotonic() < until:
-                    self._unsent.rotate(-1)
-                    return
+        """Try the answers that found no room, in their order; of a peer that still has none only one."""
+        full: set[int] = set()
+        for _ in range(len(self._unsent)):
+            peer, answer, until = self._unsent.popleft()
+            if peer not in full and self._sent(peer, answer):
+                continue
+            full.add(peer)
+            if time.monotonic() < until:
+                self._unsent.append((peer, answer, until))
+            else:
                 self._count("unanswered")
-            self._unsent.popleft()
 
     def _run(self) -> None:
         next_tick = time.monotonic()

@@ -206,6 +206,20 @@ def test_answers_that_find_no_room_are_sent_again():
     assert loop.take_counts() == {"unanswered": 1}
 
 
+def test_who_does_not_read_takes_one_try_from_the_others():
+    engine = NoRoom(times=1000)
+    loop = MessageLoop(engine, table=LeaseTable(30.0))
+    for peer in (1, 1, 1, 2):
+        loop.dispatch(release(peer))
+    assert engine.sent == [2]
+    assert engine.times == 1000 - 1
+    loop._periodic()
+    assert engine.times == 1000 - 2
+    engine.times = 0
+    loop._periodic()
+    assert engine.sent == [2, 1, 1, 1]
+
+
 def test_answers_to_who_never_reads_are_given_up(monkeypatch):
     monkeypatch.setattr("kvferry.handoff.service.ANSWER_S", -1.0)
     engine = NoRoom(times=1000)
