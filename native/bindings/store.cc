@@ -334,6 +334,7 @@ void bind_store(py::module_& module, Blocking& blocking) {
   cls.def_static("open", &open, py::arg("node"), py::arg("options"))
       .def_static("embedded", &embedded, py::arg("node"), py::arg("options"), py::keep_alive<0, 1>())
       .def("members", &Store::members)
+      .def("in_place", &Store::in_place)
       .def("error", &error_of)
       .def("counters", &Store::counters);
   blocking.note("Store.error");

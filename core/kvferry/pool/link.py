@@ -68,12 +68,12 @@ class StoreLink:
             self.get()
 
     def local(self) -> Any:
-        """Return the store if it is open and has one node, whose index and memory calls then reach in place;
-        else None. Never blocks.
+        """Return the store if it is open and its one node is on this host: calls then reach index and memory
+        in place. Else None. Never blocks.
         """
         with self._lock:
             store = self._store
-        return store if store is not None and len(store.members) == 1 else None
+        return store if store is not None and store.in_place and len(store.members) == 1 else None
 
     def verify(self) -> bool | None:
         """Return what to tell a read about digests: to check them, since a network may have had the bytes, or

@@ -312,6 +312,11 @@ class Store:
         return self._native.members()
 
     @property
+    def in_place(self) -> bool:
+        """Whether it is attached to a node of this host, whose memory it reads and writes itself."""
+        return self._native.in_place()
+
+    @property
     def error(self) -> KVFerryError | None:
         """None while it is attached to its node, else why not."""
         error: KVFerryError | None = self._native.error()

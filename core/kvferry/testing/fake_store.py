@@ -31,6 +31,7 @@ class FakeStore:
         self.objects: dict[bytes, FakeObject] = {}
         self.spoiled: set[bytes] = set()
         self.members: list[Any] = [None]
+        self.in_place = True
         self.down: KVFerryError | None = None
         self.calls: dict[str, int] = {}
         self.own_endpoint = ""

@@ -218,6 +218,7 @@ class KVFERRY_API Store {
   virtual Status unregister_memory(void* data) = 0;
   virtual Result<NodeStats> node_stats(milliseconds timeout) = 0;  // of the node that it is attached to
   virtual std::vector<Member> members() const = 0;
+  virtual bool in_place() const = 0;  // attached to a node of this host, whose memory it reads and writes itself
   virtual Status status() const = 0;  // OK while attached, else why not
   virtual std::map<std::string, std::uint64_t> counters() const = 0;
   virtual void close() = 0;

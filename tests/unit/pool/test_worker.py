@@ -77,14 +77,20 @@ def store(request):
 
 
 @pytest.mark.parametrize(
-    ("members", "checked", "noticed"),
-    [(2, False, True), (2, True, False), (1, False, False)],
-    ids=["other hosts", "the transfer checks", "one node"],
+    ("members", "in_place", "checked", "noticed"),
+    [
+        (2, True, False, True),
+        (2, True, True, False),
+        (1, True, False, False),
+        (1, False, False, True),
+    ],
+    ids=["other hosts", "the transfer checks", "one node", "one node on another host"],
 )
-def test_bytes_from_other_hosts_are_checked(members, checked, noticed):
+def test_bytes_from_other_hosts_are_checked(members, in_place, checked, noticed):
     """Where other nodes take part a network may have had the bytes, unless that has checked them itself."""
     store = FakeStore()
     store.members = ["node"] * members
+    store.in_place = in_place
     link = StoreLink(lambda: store, checked=checked)
     link.attach()
     rig = Rig(store, local=link.local, verify=link.verify)

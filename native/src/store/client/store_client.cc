@@ -254,6 +254,10 @@ class StoreClient final : public Store {
   }
 
   std::vector<Member> members() const override { return core_.links->all(); }
+  bool in_place() const override {
+    const std::lock_guard lock(core_.mutex);
+    return core_.current != nullptr && core_.current->reader() != nullptr;
+  }
   Status status() const override { return core_.home_status(); }
 
   std::map<std::string, std::uint64_t> counters() const override {
