@@ -19,7 +19,8 @@ from kvferry_mooncake.codes import ADDRESS_OVERLAPPED, INVALID_ARGUMENT, OK, eng
 
 _REFUSED_PROTOCOLS = {"xgmi"}  # Mooncake refuses it, too: "use hip"
 _LINE_BYTES_PER_S = 1e9  # what a transfer may take longer than its time limit for its size
-_MAX_OPEN_BATCHES = 4096  # asynchronous transfers whose result nobody asked for
+_MAX_OPEN_BATCHES = 4096  # asynchronous transfers kept whole until somebody asks for their result
+_MAX_RESULTS = 65536  # of more, whether they moved; the oldest are forgotten then
 _MAX_NOTIFIES = 65536  # taken by one get_notifies()
 
 
@@ -74,6 +75,7 @@ class TransferEngine:
         self._timeout_s = 0.0
         self._lock = threading.Lock()  # guards the batches
         self._batches: dict[int, Transfer | None] = {}  # None: it could not be started
+        self._results: dict[int, bool] = {}
         self._ids = itertools.count(1)
 
     # Set-up
@@ -389,8 +391,9 @@ class TransferEngine:
         code = OK
         for batch in batch_ids:
             with self._lock:
+                moved = self._results.pop(batch, False)
                 transfer = self._batches.pop(batch, None)
-            if transfer is None or not transfer.wait() or transfer.error is not None:
+            if not moved and (transfer is None or not transfer.wait() or not _moved(transfer)):
                 code = INVALID_ARGUMENT
         return code
 
@@ -401,14 +404,17 @@ class TransferEngine:
             if transfer is not None and not transfer.settled:
                 return 0
             self._batches.pop(batch_id, None)
-        return 1 if transfer is not None and transfer.error is None else INVALID_ARGUMENT
+            moved = self._results.pop(batch_id, False)
+        return 1 if moved or _moved(transfer) else INVALID_ARGUMENT
 
     def _keep(self, transfer: Transfer | None) -> int:
         with self._lock:
             if len(self._batches) >= _MAX_OPEN_BATCHES:
                 over = [key for key, each in self._batches.items() if each is None or each.settled]
                 for key in over:
-                    del self._batches[key]
+                    self._results[key] = _moved(self._batches.pop(key))
+                while len(self._results) > _MAX_RESULTS:
+                    del self._results[next(iter(self._results))]
             batch = next(self._ids)
             self._batches[batch] = transfer
         return batch
@@ -498,3 +504,8 @@ def _encoded(notify: TransferNotify | None) -> bytes:
 def _uninitialised() -> int:
     logger.error("the engine is not initialized")
     return INVALID_ARGUMENT
+
+
+def _moved(transfer: Transfer | None) -> bool:
+    """Say whether a transfer that is over moved all its bytes."""
+    return transfer is not None and transfer.error is None

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -203,3 +204,15 @@ assert engine.transfer_sync_write(session, base, remote - 1, 1) == -1
     assert done.returncode == 0, done.stderr
     assert far.bytes[8192:12288].tolist() == [5] * 4096
     assert ctypes.string_at(far.base + 12288, 16) == bytes(16)
+
+
+def test_results_that_nobody_asked_for_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("kvferry_mooncake.engine._MAX_OPEN_BATCHES", 2)
+    engine = TransferEngine()
+    over, failed = (
+        SimpleNamespace(settled=True, error=None),
+        SimpleNamespace(settled=True, error=ValueError()),
+    )
+    batches = [engine._keep(each) for each in (over, failed, over, over, failed, over)]  # type: ignore[arg-type]
+    assert [engine.transfer_check_status(batch) for batch in batches] == [1, -1, 1, 1, -1, 1]
+    assert engine.transfer_check_status(batches[0]) == -1

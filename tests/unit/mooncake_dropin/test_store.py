@@ -12,7 +12,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from kvferry.errors import ResourceExhaustedError, UnavailableError, UnsupportedError
+from kvferry.store import Store
 from kvferry.testing.nodes import NodeChild
+from kvferry_mooncake.store.sessions import GetSessions
 from mooncake.store import MooncakeDistributedStore, MooncakeHostMemAllocator, ReplicateConfig
 
 MIB = 1 << 20
@@ -237,3 +240,49 @@ def test_set_up_once_more_is_another_store(store: MooncakeDistributedStore) -> N
     assert store.is_exist("a") == 0
     assert store.setup({"local_hostname": "h", "metadata_server": "m", "global_segment_size": "x"}) == -600
     assert store.health_check() == 0
+
+
+def failing(error: Exception, count: int | None = None) -> Any:
+    """Return a method that raises, or answers so for each key."""
+
+    def call(_self: Store, keys: Any, **_options: Any) -> list[Exception]:
+        if count is not None:
+            raise error
+        return [error for _ in keys]
+
+    return call
+
+
+def test_an_upsert_that_cannot_remove_is_no_success(
+    store: MooncakeDistributedStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert store.put("a", b"old") == 0
+    monkeypatch.setattr(Store, "remove_many", failing(UnavailableError("a node is stopped")))
+    bytes_ = np.zeros(3, np.uint8)
+    assert store.upsert("a", b"new") == -800
+    assert store.upsert_parts("a", b"n", b"ew") == -800
+    assert store.upsert_batch(["a"], [b"new"]) == -800
+    assert store.batch_upsert_from(["a"], [bytes_.ctypes.data], [3]) == [-800]
+    assert store.get("a") == b"old"
+
+
+def test_memory_in_use_stays_known(store: MooncakeDistributedStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    memory = np.zeros(4096, np.uint8)
+    assert store.register_buffer(memory.ctypes.data, memory.nbytes) == 0
+    with monkeypatch.context() as patch:
+        patch.setattr(Store, "unregister", failing(ResourceExhaustedError("in use"), count=1))
+        assert store.unregister_buffer(memory.ctypes.data) == -200
+    assert store.unregister_buffer(memory.ctypes.data) == 0
+    assert store.unregister_buffer(memory.ctypes.data) == -600
+
+
+def test_a_session_of_what_is_not_there_on_another_host() -> None:
+    class Remote:
+        def view(self, _key: str) -> None:
+            raise UnsupportedError("the node is on another host")
+
+        def get(self, _key: str) -> None:
+            return None
+
+    sessions: Any = GetSessions(Remote())  # type: ignore[arg-type]
+    assert sessions.start("absent") == -704

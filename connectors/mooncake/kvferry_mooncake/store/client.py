@@ -143,11 +143,14 @@ class MooncakeDistributedStore:
 
     def unregister_buffer(self, buffer_ptr: int) -> int:
         """End a registration; 0, or -600 if there is none."""
-        span = self._buffers.pop(buffer_ptr, None)
+        span = self._buffers.get(buffer_ptr)
         if self._placed is None or span is None:
             return INVALID_PARAMS
         store = self._placed.store
-        return _code(lambda: store.unregister(span))
+        code = _code(lambda: store.unregister(span))
+        if code == OK:
+            self._buffers.pop(buffer_ptr, None)
+        return code
 
     def alloc_from_mem_pool(self, size: int) -> int:
         """Return the address of memory after `setup_dummy`; 0 otherwise."""
@@ -215,35 +218,41 @@ class MooncakeDistributedStore:
 
     def upsert(self, key: str, value: Any, config: Config = None) -> int:
         """Store bytes in place of what is there; readers in between may find nothing."""
-        self._forget([key])
-        return self.put(key, value, config)
+        return self._forget(key) or self.put(key, value, config)
 
     def upsert_parts(self, key: str, *args: Any, config: Config = None) -> int:
         """As `upsert`, from several buffers."""
-        self._forget([key])
-        return self.put_parts(key, *args, config=config)
+        return self._forget(key) or self.put_parts(key, *args, config=config)
 
     def upsert_batch(self, keys: Sequence[str], values: Sequence[Any], config: Config = None) -> int:
         """As `upsert`, many."""
-        self._forget(keys)
-        return self.put_batch(keys, values, config)
+        forgotten = self._forget_many(keys)
+        return next((code for code in forgotten if code != OK), OK) or self.put_batch(keys, values, config)
 
     def upsert_from(self, key: str, buffer_ptr: int, size: int, config: Config = None) -> int:
         """As `upsert`, from an address."""
-        self._forget([key])
-        return self.put_from(key, buffer_ptr, size, config)
+        return self._forget(key) or self.put_from(key, buffer_ptr, size, config)
 
     def batch_upsert_from(
         self, keys: Sequence[str], buffer_ptrs: Many, sizes: Many, config: Config = None
     ) -> list[int]:
         """As `upsert_from`, many; a code for each."""
-        self._forget(keys)
-        return self.batch_put_from(keys, buffer_ptrs, sizes, config)
+        forgotten = self._forget_many(keys)
+        put = self.batch_put_from(keys, buffer_ptrs, sizes, config)
+        return [first or second for first, second in zip(forgotten, put, strict=True)]
 
-    def _forget(self, keys: Sequence[str]) -> None:
+    def _forget(self, key: str) -> int:
+        return self._forget_many([key])[0]
+
+    def _forget_many(self, keys: Sequence[str]) -> list[int]:
+        """Remove what is there; a code for each key: where old bytes may be left, nothing is stored."""
         store = self._store
-        if store is not None:
-            _code(lambda: store.remove_many(list(keys)))
+        if store is None:
+            return [INVALID_PARAMS] * len(keys)
+        try:
+            return [store_code(error) for error in store.remove_many(list(keys))]
+        except KVFerryError as error:
+            return [store_code(error) or TRANSFER_FAIL] * len(keys)
 
     # Reading
 
@@ -309,7 +318,9 @@ class MooncakeDistributedStore:
         if not keys:
             return []
         try:
-            results = store.get_runs_into(list(keys), runs)
+            # A network may have had the bytes, unless they lie in this host's memory.
+            here = store.in_place and len(store.members) == 1
+            results = store.get_runs_into(list(keys), runs, verify=None if here else True)
         except KVFerryError as error:
             return [store_code(error)] * len(keys)
         return [

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from kvferry.errors import KVFerryError, UnsupportedError
+from kvferry.errors import KVFerryError, NotFoundError, UnsupportedError
 from kvferry.store import Store
 from kvferry.transfer import view_of
 from kvferry_mooncake.codes import INVALID_PARAMS, OBJECT_ALREADY_EXISTS, OK, store_code
@@ -38,7 +38,10 @@ class GetSessions:
             with self._store.view(key) as view:
                 return np.frombuffer(view.data, np.uint8)  # which holds the pin
         except UnsupportedError:  # the node is on another host: read it once
-            return np.frombuffer(self._store.get(key) or b"", np.uint8)
+            found = self._store.get(key)
+            if found is None:
+                raise NotFoundError(f"there is no object {key!r}") from None
+            return np.frombuffer(found, np.uint8)
 
     def read(self, key: str, ranges: Ranges) -> int:
         """Copy ranges of the object to addresses; return how many bytes, -600 without a session or outside of
