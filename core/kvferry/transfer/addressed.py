@@ -285,7 +285,13 @@ class AddressedEngine:
                 known = self._known.get(session)
             if known is not None and known.peer.alive:
                 return known
+            self._forget_lost()
             return self._keep(session, self._connect(session, _left(deadline)))
+
+    def _forget_lost(self) -> None:
+        """Programs seldom say which sessions they are done with."""
+        with self._lock:
+            self._known = {name: known for name, known in self._known.items() if known.peer.alive}
 
     @contextmanager
     def _turn(self, session: str, deadline: float) -> Iterator[None]:

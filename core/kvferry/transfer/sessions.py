@@ -138,18 +138,11 @@ class SessionEngine(AddressedEngine):
         self._look_again(session, self.connect(session))
 
     def _connect(self, session: str, timeout_s: float) -> Peer:
-        self._forget_lost()
         endpoint = resolve_session(session)
         own = self.engine.endpoint
         if endpoint == own or (own.is_wildcard and endpoint.is_loopback and endpoint.port == own.port):
             return self.engine.self_peer
         return self.engine.connect(endpoint, timeout_s=timeout_s)
-
-    def _forget_lost(self) -> None:
-        """Programs never say which sessions they are done with."""
-        with self._lock:
-            for session in [name for name, known in self._known.items() if not known.peer.alive]:
-                del self._known[session]
 
     def close(self) -> None:
         """End the engine, with its registrations; idempotent."""

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from _engines import wait_until
 from kvferry.config import TransferOptions
 from kvferry.errors import (
     DeadlineExceededError,
@@ -23,6 +24,7 @@ from kvferry.transfer import AddressedEngine, Engine, Peer
 from kvferry.transfer.addressed import _Map
 
 SIZE = 4096
+WAIT_S = 30.0
 
 
 class Side:
@@ -262,3 +264,17 @@ def test_connections_are_kept_and_forgotten(sides: tuple[Side, Side]) -> None:
     source.addressed.forget(session)
     assert not source.addressed.is_connected(session)
     assert source.addressed.connect(session) != first
+
+
+def test_sessions_of_peers_that_are_gone_are_forgotten(sides: tuple[Side, Side]) -> None:
+    source, target = sides
+    for _ in range(3):
+        other = Side()
+        peer = source.addressed.connect(other.addressed.session)
+        other.engine.close()
+        wait_until(lambda peer=peer: not peer.alive, WAIT_S, "the loss of the peer")
+        with pytest.raises(KVFerryError):
+            source.addressed.connect(other.addressed.session, timeout_s=5)
+    source.addressed.connect(target.addressed.session)
+    assert list(source.addressed._known) == [target.addressed.session]
+    assert not source.addressed._turns
