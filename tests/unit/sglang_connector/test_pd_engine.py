@@ -8,13 +8,15 @@ import subprocess
 import sys
 from collections.abc import Iterator
 
+import msgspec
 import numpy as np
 import pytest
 
+from _engines import wait_until
 from kvferry.config import TransferOptions
 from kvferry.errors import CancelledError, DeadlineExceededError, PeerLostError
 from kvferry.transfer import Engine
-from kvferry_sglang.pd.engine import DONE, FAILED, UNSETTLED, Hello, PDEngine
+from kvferry_sglang.pd.engine import DONE, FAILED, MOST_FAILURES, UNSETTLED, Hello, PDEngine
 from kvferry_sglang.pd.lost import RETRY_S, LostSessions
 from kvferry_sglang.pd.pieces import Entry, blocks, whole_pages
 from kvferry_sglang.pd.watch import PrefillWatch
@@ -178,6 +180,80 @@ def test_messages_that_are_no_greeting_are_dropped(servers: tuple[Server, Server
         assert lost.get(timeout=WAIT_S) == HELLO
     finally:
         watch.close()
+
+
+def test_a_greeting_that_was_not_sent_is_sent_with_the_next_write(
+    servers: tuple[Server, Server], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prefill, decode = servers
+
+    def fail(*_: object, **__: object) -> None:
+        raise DeadlineExceededError("not sent in time")
+
+    with monkeypatch.context() as broken:
+        broken.setattr(prefill.engine.engine, "send", fail)
+        assert prefill.engine.send_probe(decode.session) == FAILED
+    assert send(prefill, decode, [1], [1]) == DONE
+    message = decode.engine.engine.next_message(WAIT_S)
+    assert message is not None
+    assert msgspec.msgpack.decode(message.body, type=Hello) == HELLO
+
+
+def test_who_uses_the_name_of_a_rank_ends_nothing_while_the_rank_is_there(
+    servers: tuple[Server, Server],
+) -> None:
+    prefill, decode = servers
+    lost: queue.Queue[Hello] = queue.Queue()
+    watch = PrefillWatch(decode.engine.engine, lost.put)
+    other = Hello("10.9.9.9", 1)
+    try:
+        assert prefill.engine.send_probe(decode.session) == DONE
+        wait_until(lambda: len(watch._heard) == 1, WAIT_S, "the rank being known")
+        for hello in (HELLO, other):  # that of another one shows when the first was dealt with
+            stranger = PDEngine(TransferOptions(), hello=hello)
+            assert stranger.send_probe(decode.session) == DONE
+            wait_until(lambda: len(watch._heard) == 2, WAIT_S, "the stranger being heard")
+            stranger.close()
+            wait_until(lambda: len(watch._heard) == 1, WAIT_S, "the stranger being gone")
+        assert lost.get(timeout=WAIT_S) == other
+        prefill.engine.close()
+        assert lost.get(timeout=WAIT_S) == HELLO
+        assert lost.empty()
+    finally:
+        watch.close()
+
+
+def test_a_peer_is_one_rank_only(servers: tuple[Server, Server], caplog: pytest.LogCaptureFixture) -> None:
+    prefill, decode = servers
+    lost: queue.Queue[Hello] = queue.Queue()
+    watch = PrefillWatch(decode.engine.engine, lost.put)
+    try:
+        peer = prefill.engine.reach(decode.session)
+        for port in range(20):
+            prefill.engine.engine.send(peer, msgspec.msgpack.encode(Hello("10.9.9.9", port)))
+        wait_until(lambda: caplog.text.count("second prefill rank") == 20, WAIT_S, "the others being heard")
+        prefill.engine.close()
+        assert lost.get(timeout=WAIT_S) == HELLO
+        watch.close()
+        assert lost.empty()
+    finally:
+        watch.close()
+
+
+def test_nothing_is_kept_of_servers_that_do_not_come_back(servers: tuple[Server, Server]) -> None:
+    prefill, decode = servers
+    for _ in range(3):
+        other = Server("w")
+        peer = prefill.engine.reach(other.session)
+        other.engine.close()
+        wait_until(lambda peer=peer: not peer.alive, WAIT_S, "the loss of the server")
+    assert send(prefill, decode, [1], [1]) == DONE
+    assert list(prefill.engine._greeted) == [decode.session]
+    for number in range(MOST_FAILURES + 10):
+        prefill.engine.note_failure(f"{number}", DeadlineExceededError(f"error {number}"))
+    assert len(prefill.engine._failures) == MOST_FAILURES
+    assert prefill.engine.why("0") == ""
+    assert prefill.engine.why(f"{MOST_FAILURES + 9}")
 
 
 def test_a_process_that_still_watches_ends_in_order() -> None:

@@ -66,6 +66,8 @@ class KVFerryKVManager(CheckedMessages):
         hello = Hello(self.local_ip, int(self.rank_port)) if prefill else None
         self.engine = PDEngine(device=get_device().device, hello=hello)
         self._errands = ThreadPoolExecutor(1, thread_name_prefix="kvferry-errands")
+        # Connecting to a server that is gone takes seconds; nothing else waits for that.
+        self._greetings = ThreadPoolExecutor(1, thread_name_prefix="kvferry-greetings")
         if not prefill:
             self._watch = PrefillWatch(self.engine.engine, self._prefill_lost)
         logger.info("kvferry %s listens at %s", self.disaggregation_mode.value, self.get_session_id())
@@ -84,7 +86,8 @@ class KVFerryKVManager(CheckedMessages):
         """End the engine, and with it every registration; the last step of `teardown`."""
         if self._watch is not None:
             self._watch.close()
-        self._errands.shutdown(wait=False, cancel_futures=True)
+        for executor in (self._errands, self._greetings):
+            executor.shutdown(wait=False, cancel_futures=True)
         self.engine.close()
         if hasattr(self, "connection_pool"):
             with self.connection_lock:
@@ -245,7 +248,7 @@ class KVFerryKVManager(CheckedMessages):
 
     def _publish_peer_registration(self, session: str, decode_kv_args: Any) -> str | None:
         mismatch: str | None = super()._publish_peer_registration(session, decode_kv_args)
-        self._errands.submit(self._greet, session)
+        self._greetings.submit(self._greet, session)
         return mismatch
 
     def try_ensure_parallel_info(self, bootstrap_addr: str) -> bool:

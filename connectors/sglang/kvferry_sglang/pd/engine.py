@@ -18,6 +18,8 @@ logger = logging.getLogger(__name__)
 # UNSETTLED: failed, and bytes of it may still be written.
 DONE, FAILED, UNSETTLED = 0, -1, -2
 
+MOST_FAILURES = 256  # sessions of which the last failure is kept
+
 
 def failure_status(error: Exception) -> int:
     """Return how a write that raised `error` ended."""
@@ -126,19 +128,30 @@ class PDEngine:
         if self._hello is not None:
             with self._lock:
                 new = self._greeted.get(session) != peer.handle
-                self._greeted[session] = peer.handle
             if new:
                 self.engine.send(peer, msgspec.msgpack.encode(self._hello))
+                self._note_greeted(session, peer)
         return peer
+
+    def _note_greeted(self, session: str, peer: Peer) -> None:
+        """Note that a greeting was sent, and forget the servers that are gone: started anew, each has another
+        session."""
+        with self._lock:
+            kept = {name: handle for name, handle in self._greeted.items() if not self.is_lost(name)}
+            self._greeted = {**kept, session: peer.handle}
 
     def is_lost(self, session: str) -> bool:
         """Whether there is no connection to a peer now."""
         return not self._addressed.is_connected(session)
 
     def note_failure(self, session: str, error: Exception) -> None:
-        """Keep what went wrong with a peer until something goes right."""
+        """Keep what went wrong with a peer until something goes right; with the latest peers only, since many
+        a server never comes back."""
         with self._lock:
+            self._failures.pop(session, None)
             self._failures[session] = error
+            while len(self._failures) > MOST_FAILURES:
+                del self._failures[next(iter(self._failures))]
 
     def why(self, session: str) -> str:
         """Return what went wrong last with a peer, and what to do about it; empty if nothing did."""

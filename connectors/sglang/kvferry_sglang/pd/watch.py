@@ -30,7 +30,7 @@ class PrefillWatch:
     def __init__(self, engine: Engine, lost: Callable[[Hello], None]) -> None:
         self._engine = engine
         self._lost = lost
-        self._peers: dict[Hello, Peer] = {}
+        self._heard: dict[Peer, Hello] = {}
         self._ending = threading.Event()
         self._thread = threading.Thread(target=self._run, name="kvferry-prefill-watch", daemon=True)
         self._thread.start()
@@ -49,10 +49,8 @@ class PrefillWatch:
             message = self._engine.next_message(LOOK_S)
             if message is not None:
                 self._hear(message)
-            for hello, peer in list(self._peers.items()):
-                if not peer.alive:
-                    del self._peers[hello]
-                    self._tell(hello)
+            lost = [peer for peer in self._heard if not peer.alive]
+            self._end({self._heard.pop(peer) for peer in lost})
 
     def _hear(self, message: Message) -> None:
         try:
@@ -62,9 +60,15 @@ class PrefillWatch:
             return
         peer = self._engine.peer(message.peer)
         if peer is None:  # it has gone since
+            self._end({hello})
+        elif self._heard.setdefault(peer, hello) != hello:
+            logger.warning("peer %s introduces itself as a second prefill rank: dropped", peer.endpoint)
+
+    def _end(self, hellos: set[Hello]) -> None:
+        """Tell of ranks of which a connection has broken, unless they have another one. By that, too, nobody
+        who uses a rank's name ends its requests while it is there."""
+        for hello in hellos.difference(self._heard.values()):
             self._tell(hello)
-        else:
-            self._peers[hello] = peer  # replaces a connection before this one
 
     def _tell(self, hello: Hello) -> None:
         try:
