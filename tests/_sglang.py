@@ -196,8 +196,17 @@ class Hooks:
         cls.registered[target] = hook
 
 
-def install(monkeypatch: pytest.MonkeyPatch, server_args: Any = None, version: str = "0.5.23") -> None:
-    """Let the names that the connector imports be found; no SGLang and no torch is needed."""
+def install(
+    monkeypatch: pytest.MonkeyPatch, server_args: Any = None, version: str = "0.5.23", settings: Any = None
+) -> None:
+    """Let the names that the connector imports be found; no SGLang and no torch is needed. `settings`: those
+    that SGLang changes while it runs, in one."""
+
+    def published() -> Any:
+        if settings is None:
+            raise ValueError("not published")
+        return settings
+
     Hooks.registered = {}
     modules: dict[str, dict[str, Any]] = {
         "torch": {"from_numpy": np.asarray},
@@ -225,6 +234,8 @@ def install(monkeypatch: pytest.MonkeyPatch, server_args: Any = None, version: s
         "sglang.srt.runtime_context": {
             "get_server_args": lambda: server_args,
             "get_memory": lambda: server_args,
+            "get_model": published,
+            "get_serving": published,
         },
     }
     for name, contents in modules.items():

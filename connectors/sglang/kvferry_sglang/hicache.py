@@ -33,9 +33,9 @@ from kvferry.pool import PagePool
 from kvferry.store import Runs, runs_of
 from kvferry_sglang import _support
 from kvferry_sglang.hits import ALL_PAGES, PoolPages, boundaries, common, longest
-from kvferry_sglang.identity import PageNames, facts_of, shard_of
+from kvferry_sglang.identity import CurrentNames, ModelFacts, PageNames, facts_of, shard_of
 from kvferry_sglang.memory import PageMemory
-from kvferry_sglang.settings import config_of
+from kvferry_sglang.settings import config_of, replaced_settings, server_args
 from kvferry_sglang.stats import Rates, StorageCounters
 
 _support.check_version(sglang.version.__version__)
@@ -53,9 +53,14 @@ T = TypeVar("T")
 class _Pool:
     """One host pool of SGLang: where its pages are, and what they are called."""
 
-    def __init__(self, memory: PageMemory, names: PageNames) -> None:
+    def __init__(self, memory: PageMemory, names: CurrentNames) -> None:
         self.memory = memory
-        self.names = names
+        self._names = names
+
+    @property
+    def names(self) -> PageNames:
+        """The names now."""
+        return self._names.now()
 
 
 class KVFerryHiCache(HiCacheStorage):
@@ -67,10 +72,10 @@ class KVFerryHiCache(HiCacheStorage):
         self._config = config_of(storage_config.extra_config)
         apply_log_options(self._config.log, own_process=False)
         logger.info("settings: %s", explain_changes(self._config))
-        self._facts = facts_of(_server_args(), storage_config.model_name or "")
+        self._server_args = server_args()
         self._lock = threading.Lock()
         self._pools: dict[str, _Pool] = {}
-        self._flat: PageNames | None = None
+        self._flat: CurrentNames | None = None
         self._logical = False
         self._warnings = WarningThrottle()
         self._rates = Rates()
@@ -203,12 +208,13 @@ class KVFerryHiCache(HiCacheStorage):
         """Write pages; return whether all are in the store now."""
 
         def write() -> bool:
-            names = self._flat_names().of(keys)
+            naming = self._flat_names()
+            names = naming.of(keys)
             buffers = [value.contiguous() for value in values]
             saved = self._store.save(
                 names,
                 runs_of(buffers, writable=False),
-                parents=self._flat_names().parents(names, None),
+                parents=naming.parents(names, None),
                 tag=self._tag,
             )
             return all(saved)
@@ -249,15 +255,21 @@ class KVFerryHiCache(HiCacheStorage):
             self._store.keep(buffer)
         return pool
 
-    def _named(self, host_pool: Any, layout: str, name: PoolName, page: int, parts: int = 1) -> PageNames:
-        facts = self._facts
-        if name in _DRAFTS:
-            facts = facts._replace(model=f"{facts.model} {facts.draft}")
+    def _named(self, host_pool: Any, layout: str, name: PoolName, page: int, parts: int = 1) -> CurrentNames:
         replicated = self._storage.is_mla_model and not (
             name in _ALWAYS_SHARDED or isinstance(host_pool, MHATokenToKVPoolHost)
         )
         shard = shard_of(self._storage, replicated=replicated)
-        return PageNames(self._config, facts, shard, page=page, layout=layout, parts=parts)
+
+        def make(facts: ModelFacts) -> PageNames:
+            if name in _DRAFTS:
+                facts = facts._replace(model=f"{facts.model} {facts.draft}")
+            return PageNames(self._config, facts, shard, page=page, layout=layout, parts=parts)
+
+        return CurrentNames(self._facts, make)
+
+    def _facts(self) -> ModelFacts:
+        return facts_of(self._server_args, self._storage.model_name or "", replaced_settings())
 
     @property
     def _tag(self) -> str:
@@ -275,7 +287,7 @@ class KVFerryHiCache(HiCacheStorage):
     def _flat_names(self) -> PageNames:
         if self._flat is None:
             raise ConfigError("SGLang has not registered a host pool with pages")
-        return self._flat
+        return self._flat.now()
 
     def _found(self, keys: list[str]) -> int:
         if self._logical:
@@ -311,8 +323,8 @@ class KVFerryHiCache(HiCacheStorage):
     def _read(self, name: Any, keys: list[str], indices: torch.Tensor | None) -> list[bool]:
         def read() -> list[bool]:
             pool, runs = self._where(name, keys, indices)
-            started = time.perf_counter()
-            found = _by_page(self._store.load(pool.names.of(keys), runs), pool.names.parts)
+            names, started = pool.names, time.perf_counter()
+            found = _by_page(self._store.load(names.of(keys), runs), names.parts)
             if name == PoolName.KV:
                 self._rates.read(sum(found), pool.memory.page_bytes, time.perf_counter() - started)
             return found
@@ -324,10 +336,11 @@ class KVFerryHiCache(HiCacheStorage):
     ) -> list[bool]:
         def write() -> list[bool]:
             pool, runs = self._where(name, keys, indices)
-            names = pool.names.of(keys)
-            parents = pool.names.parents(names, before)
+            naming = pool.names
+            names = naming.of(keys)
+            parents = naming.parents(names, before)
             started = time.perf_counter()
-            saved = _by_page(self._store.save(names, runs, parents=parents, tag=self._tag), pool.names.parts)
+            saved = _by_page(self._store.save(names, runs, parents=parents, tag=self._tag), naming.parts)
             if name == PoolName.KV:
                 self._rates.written(sum(saved), pool.memory.page_bytes, time.perf_counter() - started)
             return saved
@@ -368,13 +381,3 @@ def _by_name(results: Iterable[tuple[PoolName, list[bool]]]) -> dict[str, list[b
 def _by_page(values: Sequence[bool], parts: int) -> list[bool]:
     """Return for each page whether all of its parts are all right."""
     return [all(values[at : at + parts]) for at in range(0, len(values), parts)]
-
-
-def _server_args() -> Any:
-    """Return what the operator set; None where no server was started."""
-    from sglang.srt.runtime_context import get_server_args
-
-    try:
-        return get_server_args()
-    except (RuntimeError, ValueError, LookupError):
-        return None

@@ -7,7 +7,7 @@ is come from here, so that engines that differ in any of them never meet.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -54,17 +54,23 @@ class Shard(NamedTuple):
         return f"tp{self.tp_size} pp{self.pp_size} cp{self.cp_size}"
 
 
-def facts_of(server_args: Any, fallback_model: str) -> ModelFacts:
-    """Return what the operator's arguments say; where there are none, the model's name only."""
+def facts_of(server_args: Any, fallback_model: str, now: Mapping[str, Any] | None = None) -> ModelFacts:
+    """Return what the operator's arguments say, or `now` instead; without any, the model's name only."""
+    now = now or {}
+
+    def value(name: str) -> str:
+        return str(now.get(name, getattr(server_args, name, None)) or "")
 
     def text(*names: str) -> str:
-        values = (str(getattr(server_args, name, None) or "") for name in names)
+        values = map(value, names)
         return " ".join(f"{name}={value}" for name, value in zip(names, values, strict=True) if value)
 
+    # All other formats load the same weights.
+    random = " load_format=dummy" if value("load_format") == "dummy" else ""
     return ModelFacts(
-        model=str(getattr(server_args, "model_path", None) or fallback_model),
-        revision=text("revision", "weight_version", "json_model_override_args"),
-        dtype=text("dtype", "kv_cache_dtype", "quantization"),
+        model=value("model_path") or fallback_model,
+        revision=text("revision", "weight_version", "json_model_override_args") + random,
+        dtype=text("dtype", "kv_cache_dtype", "quantization", "quantization_param_path"),
         draft=text("speculative_draft_model_path", "speculative_draft_model_revision"),
     )
 
@@ -121,3 +127,22 @@ class PageNames:
         first = self.of([before]) if before else None
         heads = [b""] * self.parts if first is None else [row.tobytes() for row in first]
         return [*heads, *(row.tobytes() for row in names[: -self.parts])] if len(names) else []
+
+
+class CurrentNames:
+    """What a pool's pages are called now: the weights may be replaced while the server runs."""
+
+    def __init__(self, facts: Callable[[], ModelFacts], make: Callable[[ModelFacts], PageNames]) -> None:
+        self._facts = facts
+        self._make = make
+        self._made = self._newest(facts())
+
+    def now(self) -> PageNames:
+        """Return the names for one call, all of it. Thread-safe."""
+        facts, made = self._facts(), self._made
+        if made[0] != facts:
+            made = self._made = self._newest(facts)
+        return made[1]
+
+    def _newest(self, facts: ModelFacts) -> tuple[ModelFacts, PageNames]:
+        return facts, self._make(facts)

@@ -18,8 +18,8 @@ LAYOUTS = ["layer_first", "page_first", "page_first_direct", "page_head"]
 class Lab:
     """Engines that share one store."""
 
-    def __init__(self, monkeypatch):
-        _sglang.install(monkeypatch)
+    def __init__(self, monkeypatch, settings=None):
+        _sglang.install(monkeypatch, settings=settings)
         self.module = importlib.import_module("kvferry_sglang.hicache")
         self.store = FakeStore()
         monkeypatch.setattr(
@@ -136,6 +136,51 @@ class TestPages:
     def test_memory_is_registered_once(self, lab):
         lab.engine(side={PoolName.SWA: HostPool()})
         assert lab.store.calls["register"] == 2
+
+
+class TestWeightsThatAreReplaced:
+    @pytest.fixture
+    def settings(self):
+        return SimpleNamespace(model_path="m", load_format="auto", weight_version="default")
+
+    @pytest.fixture
+    def lab(self, monkeypatch, settings):
+        return Lab(monkeypatch, settings)
+
+    @pytest.mark.parametrize(
+        "change", [{"weight_version": "2"}, {"model_path": "m-2"}, {"load_format": "dummy"}], ids=str
+    )
+    @pytest.mark.parametrize("by_pieces", [1, 0])
+    def test_pages_of_the_old_ones_are_not_there_any_more(self, lab, settings, change, by_pieces):
+        engine = lab.engine(side={PoolName.SWA: HostPool()}, extra={"interface_v1": by_pieces})
+        values = [_sglang.tensor(16) for _ in range(2)]
+
+        def save():
+            if by_pieces:
+                return all(engine.batch_set_v1(hashes(2), slots(range(2))))
+            return engine.batch_set(hashes(2), values)
+
+        side = PoolTransfer(PoolName.SWA, slots([0]), hashes(1))
+        assert save()
+        assert engine.batch_set_v2([side]) == {PoolName.SWA: [True]}
+        before = dict(vars(settings))
+        vars(settings).update(change)
+        assert engine.batch_exists(hashes(2)) == 0
+        assert engine.batch_get_v1(hashes(2), slots(range(2))) == [False] * 2
+        assert engine.batch_get(hashes(1), values[:1]) == [None]
+        assert engine.batch_get_v2([side]) == {PoolName.SWA: [False]}
+        assert save()
+        assert engine.batch_exists(hashes(2)) == 2
+        assert lab.engine(extra={"interface_v1": by_pieces}).batch_exists(hashes(2)) == 2
+        assert engine.clear()
+        assert engine.batch_exists(hashes(2)) == 0
+        vars(settings).update(before)  # those of the first weights are other pages, and still there
+        assert engine.batch_exists(hashes(2)) == 2
+
+    def test_another_format_of_the_same_weights_makes_no_difference(self, lab, settings):
+        engine, _ = saved(lab)
+        settings.load_format = "safetensors"
+        assert engine.batch_exists(hashes(3)) == 3
 
 
 class TestTrouble:

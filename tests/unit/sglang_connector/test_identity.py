@@ -85,6 +85,13 @@ def test_what_the_operator_said_of_the_model():
     assert facts.dtype == "dtype=auto kv_cache_dtype=fp8_e4m3"
     assert facts.draft == "speculative_draft_model_path=org/d"
     assert facts_of(None, "served") == ModelFacts("served", "", "")
+    args.quantization_param_path = "scales.json"
+    assert facts_of(args, "served").dtype.endswith(" quantization_param_path=scales.json")
+    args.load_format = "dummy"
+    assert facts_of(args, "served").revision.endswith(" load_format=dummy")
+    now = facts_of(args, "served", {"model_path": "org/n", "load_format": "auto", "weight_version": "2"})
+    assert now.model == "org/n"
+    assert now.revision == "revision=abc weight_version=2 json_model_override_args={}"
 
 
 def test_ranks_that_hold_the_same_bytes_share_names():
