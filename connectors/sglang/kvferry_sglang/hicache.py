@@ -7,6 +7,7 @@ cannot be saved is not saved, and both are counted.
 
 from __future__ import annotations
 
+import functools
 import logging
 import threading
 import time
@@ -33,7 +34,7 @@ from kvferry.pool import PagePool
 from kvferry.store import Runs, runs_of
 from kvferry_sglang import _support
 from kvferry_sglang.hits import ALL_PAGES, PoolPages, boundaries, common, longest
-from kvferry_sglang.identity import CurrentNames, ModelFacts, PageNames, facts_of, shard_of
+from kvferry_sglang.identity import ModelFacts, PageNames, facts_of, shard_of
 from kvferry_sglang.memory import PageMemory
 from kvferry_sglang.settings import config_of, replaced_settings, server_args
 from kvferry_sglang.stats import Rates, StorageCounters
@@ -53,14 +54,14 @@ T = TypeVar("T")
 class _Pool:
     """One host pool of SGLang: where its pages are, and what they are called."""
 
-    def __init__(self, memory: PageMemory, names: CurrentNames) -> None:
+    def __init__(self, memory: PageMemory, named: Callable[[], PageNames]) -> None:
         self.memory = memory
-        self._names = names
+        self._named = named
 
     @property
     def names(self) -> PageNames:
-        """The names now."""
-        return self._names.now()
+        """The names now: the weights may be replaced while the server runs. One call takes them once."""
+        return self._named()
 
 
 class KVFerryHiCache(HiCacheStorage):
@@ -75,7 +76,7 @@ class KVFerryHiCache(HiCacheStorage):
         self._server_args = server_args()
         self._lock = threading.Lock()
         self._pools: dict[str, _Pool] = {}
-        self._flat: CurrentNames | None = None
+        self._flat: Callable[[], PageNames] | None = None
         self._logical = False
         self._warnings = WarningThrottle()
         self._rates = Rates()
@@ -255,18 +256,22 @@ class KVFerryHiCache(HiCacheStorage):
             self._store.keep(buffer)
         return pool
 
-    def _named(self, host_pool: Any, layout: str, name: PoolName, page: int, parts: int = 1) -> CurrentNames:
+    def _named(
+        self, host_pool: Any, layout: str, name: PoolName, page: int, parts: int = 1
+    ) -> Callable[[], PageNames]:
         replicated = self._storage.is_mla_model and not (
             name in _ALWAYS_SHARDED or isinstance(host_pool, MHATokenToKVPoolHost)
         )
         shard = shard_of(self._storage, replicated=replicated)
 
+        @functools.lru_cache(maxsize=2)  # calls that began before the weights were replaced still end
         def make(facts: ModelFacts) -> PageNames:
             if name in _DRAFTS:
                 facts = facts._replace(model=f"{facts.model} {facts.draft}")
             return PageNames(self._config, facts, shard, page=page, layout=layout, parts=parts)
 
-        return CurrentNames(self._facts, make)
+        make(self._facts())  # raises now what it would raise later
+        return lambda: make(self._facts())
 
     def _facts(self) -> ModelFacts:
         return facts_of(self._server_args, self._storage.model_name or "", replaced_settings())
@@ -287,7 +292,7 @@ class KVFerryHiCache(HiCacheStorage):
     def _flat_names(self) -> PageNames:
         if self._flat is None:
             raise ConfigError("SGLang has not registered a host pool with pages")
-        return self._flat.now()
+        return self._flat()
 
     def _found(self, keys: list[str]) -> int:
         if self._logical:

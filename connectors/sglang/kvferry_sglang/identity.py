@@ -7,7 +7,7 @@ is come from here, so that engines that differ in any of them never meet.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -127,22 +127,3 @@ class PageNames:
         first = self.of([before]) if before else None
         heads = [b""] * self.parts if first is None else [row.tobytes() for row in first]
         return [*heads, *(row.tobytes() for row in names[: -self.parts])] if len(names) else []
-
-
-class CurrentNames:
-    """What a pool's pages are called now: the weights may be replaced while the server runs."""
-
-    def __init__(self, facts: Callable[[], ModelFacts], make: Callable[[ModelFacts], PageNames]) -> None:
-        self._facts = facts
-        self._make = make
-        self._made = self._newest(facts())
-
-    def now(self) -> PageNames:
-        """Return the names for one call, all of it. Thread-safe."""
-        facts, made = self._facts(), self._made
-        if made[0] != facts:
-            made = self._made = self._newest(facts)
-        return made[1]
-
-    def _newest(self, facts: ModelFacts) -> tuple[ModelFacts, PageNames]:
-        return facts, self._make(facts)

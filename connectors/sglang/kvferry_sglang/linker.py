@@ -22,8 +22,8 @@ from sglang.srt.mem_cache.unified_cache.unified_cache_linker import LayerWiseLoa
 from sglang.srt.runtime_context import get_parallel
 
 from kvferry.errors import NotFoundError, UnsupportedError
+from kvferry.pool import BackgroundJobs
 from kvferry_sglang.hicache import KVFerryHiCache
-from kvferry_sglang.jobs import Jobs
 
 logger = logging.getLogger("kvferry.sglang")
 
@@ -102,7 +102,7 @@ class KVFerryLinker(UnifiedCacheLinker):
         if PoolName.MAMBA in self.pools:
             params.req_to_token_pool.register_layer_transfer_counter(self.layer_done_counter)
         self._queued: dict[str, list[PoolTransfer]] = {}
-        self._jobs = Jobs()
+        self._jobs = BackgroundJobs()
 
     def lookup(self, rid: str, transfers: list[PoolTransfer]) -> list[int]:
         """Return after how many pages the prompt can be taken up again: all lengths that this rank can."""

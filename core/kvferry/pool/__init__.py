@@ -6,6 +6,7 @@ Engine-neutral: an engine's connector translates its own events into these calls
 
 from __future__ import annotations
 
+from kvferry.pool.background import BackgroundJobs
 from kvferry.pool.jobs import BlockSpan, LoadJob, PoolOrders, SavedCounts, SaveJob
 from kvferry.pool.keys import GroupShape, PoolIdentity, PoolKeys, identity_of, names_of
 from kvferry.pool.link import StoreLink
@@ -18,6 +19,7 @@ from kvferry.pool.service import PoolBack, PoolFront, open_link
 from kvferry.pool.worker import PoolLimits, PoolLoad, PoolWorker
 
 __all__ = [
+    "BackgroundJobs",
     "BlockSpan",
     "GroupMemory",
     "GroupShape",

@@ -5,8 +5,8 @@ import threading
 import pytest
 
 from kvferry.errors import DeadlineExceededError
+from kvferry.pool import BackgroundJobs
 from kvferry.testing.waiting import wait_until
-from kvferry_sglang.jobs import Jobs
 
 WAIT_S = 20.0
 
@@ -24,7 +24,7 @@ class Held:
 
 @pytest.fixture
 def jobs():
-    made = Jobs()
+    made = BackgroundJobs()
     yield made
     made.close()
 

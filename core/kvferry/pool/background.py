@@ -1,4 +1,4 @@
-"""Loads and saves that go on while SGLang's scheduler does, each kind in its order."""
+"""Loads and saves that go on while an engine's scheduler does, each kind in its order."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from concurrent.futures import Future, ThreadPoolExecutor, wait
 from kvferry.errors import DeadlineExceededError
 
 
-class Jobs:
+class BackgroundJobs:
     """Two threads, one for loads and one for saves, and what the saves came to. Thread-safe."""
 
     def __init__(self) -> None:
@@ -18,8 +18,8 @@ class Jobs:
         self._done: deque[bool] = deque()
         self._unfinished: set[Future[None]] = set()
         self._generation = 0  # since the last reset; of older ones nobody is told
-        self._loads = ThreadPoolExecutor(1, thread_name_prefix="kvferry-linker-load")
-        self._saves = ThreadPoolExecutor(1, thread_name_prefix="kvferry-linker-save")
+        self._loads = ThreadPoolExecutor(1, thread_name_prefix="kvferry-pool-load")
+        self._saves = ThreadPoolExecutor(1, thread_name_prefix="kvferry-pool-save")
 
     def load(self, job: Callable[[], None]) -> None:
         """Queue a load."""
@@ -69,7 +69,7 @@ class Jobs:
         if busy:
             raise DeadlineExceededError(
                 f"{len(busy)} of KVFerry's loads and saves still use the KV cache after {timeout_s:g} s, so "
-                "it cannot be emptied: look whether `kvferry node` still answers, and start SGLang anew"
+                "it cannot be emptied: look whether `kvferry node` still answers, and start the engine anew"
             )
 
     def close(self) -> None:
