@@ -10,6 +10,7 @@ import pytest
 
 from _engines import Child, options, pattern, pieces
 from kvferry.errors import DeadlineExceededError, KVFerryError
+from kvferry.testing.waiting import stop_process
 from kvferry.transfer import Engine, may_still_land
 
 SIZE = 1 << 20
@@ -60,9 +61,9 @@ def test_a_write_that_nobody_confirmed_is_known_by_its_error() -> None:
         first = engine.submit(plan)
         assert first.wait()
         first.raise_if_failed()
-        child.process.send_signal(signal.SIGSTOP)
+        stop_process(child.process)  # a signal alone may come after the write
         try:
-            transfer = engine.submit(plan, timeout_s=1.0)
+            transfer = engine.submit(plan, timeout_s=3.0)
             assert transfer.wait()
         finally:
             child.process.send_signal(signal.SIGCONT)
