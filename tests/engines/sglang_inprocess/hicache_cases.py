@@ -234,12 +234,16 @@ def nothing_of_others(case: Case) -> None:
 
 
 def failing_backend(case: Case) -> None:
-    """With SGLang's own fault injector around it, what is loaded is right, and little or nothing is fine."""
+    """With SGLang's own fault injector around it, a prompt is loaded rightly as a whole, or not at all."""
     with envs.SGLANG_TEST_HICACHE_BACKEND_RANDOM_FAILURE.override(0.3), running(case) as engine:
-        loaded = [engine.prefetch(f"r{number}") for number in range(12)]
-        assert set(loaded) <= {0, len(engine.prompt)}, loaded
-        if loaded[-1]:
-            engine.load()
+        loaded = 0
+        for number in range(100):  # each fails by itself in about one of two
+            loaded = engine.prefetch(f"r{number}")
+            assert loaded in {0, len(engine.prompt)}, loaded
+            if loaded:
+                break
+        assert loaded, "nothing was ever loaded"
+        assert engine.load() == len(engine.prompt)
 
 
 def detach_and_attach(case: Case) -> None:

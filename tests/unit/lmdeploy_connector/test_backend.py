@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import socket
 import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, closing
@@ -11,7 +12,14 @@ import numpy as np
 import pytest
 
 from kvferry.config import TransferOptions
-from kvferry.errors import KVFerryError, NotFoundError, OutOfRangeError, PeerLostError, ProtocolError
+from kvferry.errors import (
+    DeadlineExceededError,
+    KVFerryError,
+    NotFoundError,
+    OutOfRangeError,
+    PeerLostError,
+    ProtocolError,
+)
 from unit.lmdeploy_connector import fake_lmdeploy
 from unit.lmdeploy_connector.fake_lmdeploy import Assignment, Endpoint, Init, Piece, Register
 
@@ -203,8 +211,11 @@ async def test_a_restarted_engine_is_met_anew_and_its_predecessor_dropped(sides:
 
 
 async def test_a_peer_that_does_not_answer_ends_in_time(lmdeploy: None) -> None:
-    with closing(Side(connect_timeout_s=0.5)) as decode:
+    with closing(Side(connect_timeout_s=0.5)) as decode, closing(socket.socket()) as silent:
+        silent.bind(("127.0.0.1", 0))
+        silent.listen()  # the kernel takes the connection, and nobody reads from it
         decode.meet("P")
-        nobody = {"type": "kvferry", "session": f"{'0' * 32}@127.0.0.1:1", "pools": {}}
-        with pytest.raises(KVFerryError):
-            decode.backend.p2p_connect("P", Endpoint(json.dumps(nobody)))
+        session = f"{'1' * 32}@127.0.0.1:{silent.getsockname()[1]}"
+        info = Endpoint(json.dumps({"type": "kvferry", "session": session, "pools": {}}))
+        with pytest.raises(DeadlineExceededError):
+            await asyncio.wait_for(asyncio.to_thread(decode.backend.p2p_connect, "P", info), WAIT_S)
