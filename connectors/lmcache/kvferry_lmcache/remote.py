@@ -1,4 +1,8 @@
-"""LMCache's remote connector: chunks of KV between its memory and the store, without a copy in between."""
+"""LMCache's remote connector: chunks of KV between its memory and the store.
+
+On one host they move without a copy in between. LMCache's memory is not registered with the store, so that
+bytes from other hosts take one more copy.
+"""
 
 from __future__ import annotations
 
