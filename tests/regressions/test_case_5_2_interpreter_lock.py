@@ -32,7 +32,7 @@ NEVER_BLOCK = {
     "LogQueue.__init__", "LogQueue.close", "LogQueue.install", "LogQueue.push",
     "Peer.error", "Peer.stats",
     "PutArguments.__init__",
-    "Store.counters", "Store.members",
+    "Store.counters", "Store.in_place", "Store.members",
     "StoreOptions.__init__", "StoreOptions.find_node",
     "View.pieces",
     "Transfer.cancel", "Transfer.error", "Transfer.event_fd", "Transfer.piece_errors",

@@ -227,6 +227,7 @@ def test_all_calls_can_be_awaited(store: Store) -> None:
         "close",
         "counters",
         "error",
+        "in_place",
         "members",
         "own_endpoint",
         "prefetch",
