@@ -19,6 +19,7 @@ from kvferry_mooncake.codes import ADDRESS_OVERLAPPED, INVALID_ARGUMENT, OK, eng
 
 _REFUSED_PROTOCOLS = {"xgmi"}  # Mooncake refuses it, too: "use hip"
 _LINE_BYTES_PER_S = 1e9  # what a transfer may take longer than its time limit for its size
+_LEAST_TIMEOUT_S = 5.0  # as Mooncake has it
 _MAX_OPEN_BATCHES = 4096  # asynchronous transfers kept whole until somebody asks for their result
 _MAX_RESULTS = 65536  # of more, whether they moved; the oldest are forgotten then
 _MAX_NOTIFIES = 65536  # taken by one get_notifies()
@@ -472,7 +473,16 @@ def _host_of(name: str) -> str:
 
 def _timeout_s(options: TransferOptions) -> float:
     text = environment_value("MC_TRANSFER_TIMEOUT")
-    return max(5.0, float(text)) if text.isdecimal() else options.transfer_timeout_s
+    number = text.isdecimal()
+    used = max(_LEAST_TIMEOUT_S, float(text)) if number else options.transfer_timeout_s
+    if text and (not number or used > float(text)):
+        logger.warning(
+            "MC_TRANSFER_TIMEOUT=%s is no number of seconds, or less than %g: %g s are used",
+            text,
+            _LEAST_TIMEOUT_S,
+            used,
+        )
+    return used
 
 
 def _register(engine: SessionEngine, address: int, length: int, location: str) -> None:
