@@ -15,8 +15,10 @@ from kvferry.errors import (
     ResourceExhaustedError,
     UnavailableError,
 )
+from kvferry.handoff import WarningThrottle
 
 logger = logging.getLogger("kvferry.mooncake")
+_warnings = WarningThrottle()  # for all stores: a node that is gone is one cause, however many keys there are
 
 # of the transfer engine
 OK = 0
@@ -58,12 +60,23 @@ _STORE_CODES: tuple[tuple[type[KVFerryError], int], ...] = (
 )
 
 
-def store_code(error: KVFerryError | None) -> int:
-    """Return what Mooncake's store answers in such a case; errors that are no answer are logged."""
+_EXPECTED = (OK, OBJECT_NOT_FOUND)
+
+
+def store_code(error: KVFerryError | None, what: str) -> int:
+    """Return what Mooncake's store answers in such a case. The log says why something failed that was to do
+    `what`, once for each cause and interval of `WarningThrottle`.
+    """
     if error is None:
         return OK
-    for kind, code in _STORE_CODES:
-        if isinstance(error, kind):
-            return code
-    logger.error("%s", error)
-    return TRANSFER_FAIL
+    code = next((code for kind, code in _STORE_CODES if isinstance(error, kind)), TRANSFER_FAIL)
+    if code not in _EXPECTED:
+        cause = error.code if code == TRANSFER_FAIL else (what, error.code)
+        logger.log(_warnings.level(cause), "%s failed: %s", what, error)
+    return code
+
+
+def refused(cause: str, text: str, *args: object) -> int:
+    """Return -600; the log says why, once for each cause and interval."""
+    logger.log(_warnings.level(cause), text, *args)
+    return INVALID_PARAMS

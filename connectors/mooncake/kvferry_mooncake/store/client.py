@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import inspect
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -12,15 +11,31 @@ import numpy as np
 from kvferry.errors import KVFerryError, UnsupportedError
 from kvferry.store import Runs, Store
 from kvferry.transfer import Span
-from kvferry_mooncake.codes import INVALID_PARAMS, OBJECT_NOT_FOUND, OK, TRANSFER_FAIL, logger, store_code
+from kvferry_mooncake.codes import (
+    INVALID_PARAMS,
+    OBJECT_NOT_FOUND,
+    OK,
+    TRANSFER_FAIL,
+    logger,
+    refused,
+    store_code,
+)
+from kvferry_mooncake.store.arguments import (
+    Many,
+    ManyMany,
+    alike,
+    each_flat,
+    each_nested,
+    each_ranges,
+    settings_by_name,
+    settings_by_position,
+)
 from kvferry_mooncake.store.memory import BufferHandle, MooncakeHostMemAllocator
 from kvferry_mooncake.store.placing import Placed, Placing, place
 from kvferry_mooncake.store.replication import ReplicateConfig, replicas_of
-from kvferry_mooncake.store.sessions import GetSessions, PutSessions, Ranges
+from kvferry_mooncake.store.sessions import GetSessions, PutSessions, can_be
 
 Config = ReplicateConfig | None
-Many = Sequence[int]
-ManyMany = Sequence[Sequence[int]]
 
 _SETUP_FAILED = -1
 _NOT_THERE, _UNREACHABLE = 1, 2  # of health_check
@@ -57,12 +72,11 @@ class MooncakeDistributedStore:
         """
         given = args[0] if len(args) == 1 and isinstance(args[0], Mapping) else kwargs.get("config")
         if not isinstance(given, Mapping):
-            return self._open(**inspect.signature(_as_settings).bind(*args, **kwargs).arguments)
+            return self._open(**settings_by_position(*args, **kwargs))
         if any(not given.get(name) for name in _REQUIRED):
             logger.error("setup needs %s", " and ".join(_REQUIRED))
             return INVALID_PARAMS
-        known = inspect.signature(_as_settings).parameters
-        return self._open(**{name: value for name, value in given.items() if name in known})
+        return self._open(**settings_by_name(given))
 
     def setup_dummy(self, mem_pool_size: int, local_buffer_size: int, server_address: str) -> int:
         """Open the store of the node at `server_address`, bringing no memory along; 0 or -1."""
@@ -96,6 +110,7 @@ class MooncakeDistributedStore:
         except (KVFerryError, OSError) as error:
             logger.error("no store for master_server_addr %r: %s", master_server_addr, error)
             return _SETUP_FAILED
+        logger.info("Mooncake's store: %s", placed.keeper)
         self.close()
         self._placed = placed
         self._gets, self._puts = GetSessions(placed.store), PutSessions(placed.store)
@@ -127,27 +142,36 @@ class MooncakeDistributedStore:
 
     @property
     def _store(self) -> Store | None:
-        return None if self._placed is None else self._placed.store
+        if self._placed is None:
+            refused("no store", "the store is not set up, or was closed")
+            return None
+        return self._placed.store
 
     # Memory
 
     def register_buffer(self, buffer_ptr: int, size: int) -> int:
         """Register memory, so that bytes move between it and other hosts without a copy; 0 or -600."""
-        if self._placed is None or buffer_ptr <= 0 or size <= 0 or buffer_ptr in self._buffers:
+        store = self._store
+        if store is None:
             return INVALID_PARAMS
+        if size == 0 or not can_be(buffer_ptr, size):
+            return refused("registration", "%d bytes at the address %d cannot be", size, buffer_ptr)
+        if buffer_ptr in self._buffers:
+            return refused("registered twice", "memory at %#x is registered already", buffer_ptr)
         span = Span(buffer_ptr, size)
-        code = _code(lambda: self._placed.store.register(span) if self._placed else None)
+        code = _code(lambda: store.register(span), "register_buffer")
         if code == OK:
             self._buffers[buffer_ptr] = span
         return code
 
     def unregister_buffer(self, buffer_ptr: int) -> int:
         """End a registration; 0, or -600 if there is none."""
-        span = self._buffers.get(buffer_ptr)
-        if self._placed is None or span is None:
+        store, span = self._store, self._buffers.get(buffer_ptr)
+        if store is None:
             return INVALID_PARAMS
-        store = self._placed.store
-        code = _code(lambda: store.unregister(span))
+        if span is None:
+            return refused("not registered", "memory at the address %d is not registered", buffer_ptr)
+        code = _code(lambda: store.unregister(span), "unregister_buffer")
         if code == OK:
             self._buffers.pop(buffer_ptr, None)
         return code
@@ -160,25 +184,25 @@ class MooncakeDistributedStore:
 
     def put(self, key: str, value: Any, config: Config = None) -> int:
         """Store bytes (not none: -600). 0 also if the key is there; it keeps its bytes."""
-        return self.put_parts(key, value, config=config) if memoryview(value).nbytes else INVALID_PARAMS
+        return self.put_parts(key, value, config=config) if _has_bytes(key, value) else INVALID_PARAMS
 
     def put_parts(self, key: str, *args: Any, config: Config = None) -> int:
         """Store several buffers as one object."""
         store = self._store
         if store is None:
             return INVALID_PARAMS
-        return _code(lambda: store.put(key, list(args), replicas=replicas_of(config)))
+        return _code(lambda: store.put(key, list(args), replicas=replicas_of(config)), "put")
 
     def put_batch(self, keys: Sequence[str], values: Sequence[Any], config: Config = None) -> int:
         """Store many; 0, or the code of the first that failed."""
         store = self._store
-        if store is None or len(keys) != len(values):
+        if store is None or not alike(keys, values):
             return INVALID_PARAMS
         try:
             results = store.put_many(list(keys), list(values), replicas=replicas_of(config))
         except KVFerryError as error:
-            return store_code(error)
-        codes = (store_code(result.error) for result in results)
+            return store_code(error, "put")
+        codes = (store_code(result.error, "put") for result in results)
         return next((code for code in codes if code != OK), OK)
 
     def put_from(self, key: str, buffer_ptr: int, size: int, config: Config = None) -> int:
@@ -189,9 +213,7 @@ class MooncakeDistributedStore:
         self, keys: Sequence[str], buffer_ptrs: Many, sizes: Many, config: Config = None
     ) -> list[int]:
         """Store many, each from one address; a code for each."""
-        if not len(keys) == len(buffer_ptrs) == len(sizes):
-            return [INVALID_PARAMS] * len(keys)
-        return self._put_runs(keys, _flat(buffer_ptrs, sizes), config)
+        return each_flat(keys, buffer_ptrs, sizes, lambda some, runs: self._put_runs(some, runs, config))
 
     def batch_put_from_multi_buffers(
         self,
@@ -201,23 +223,24 @@ class MooncakeDistributedStore:
         config: Config = None,
     ) -> list[int]:
         """Store many, each from several addresses; a code for each."""
-        runs = _nested(keys, all_buffer_ptrs, all_sizes)
-        return [INVALID_PARAMS] * len(keys) if runs is None else self._put_runs(keys, runs, config)
+        return each_nested(
+            keys, all_buffer_ptrs, all_sizes, lambda some, runs: self._put_runs(some, runs, config)
+        )
 
-    def _put_runs(self, keys: Sequence[str], runs: Runs, config: Config) -> list[int]:
+    def _put_runs(self, keys: list[str], runs: Runs, config: Config) -> list[int]:
         store = self._store
         if store is None:
             return [INVALID_PARAMS] * len(keys)
-        if not keys:
-            return []
         try:
-            results = store.put_runs(list(keys), runs, replicas=replicas_of(config))
+            results = store.put_runs(keys, runs, replicas=replicas_of(config))
         except KVFerryError as error:
-            return [store_code(error)] * len(keys)
-        return [OK if result.error is None else store_code(result.error) for result in results]
+            return [store_code(error, "put")] * len(keys)
+        return [store_code(result.error, "put") for result in results]
 
     def upsert(self, key: str, value: Any, config: Config = None) -> int:
         """Store bytes in place of what is there; readers in between may find nothing."""
+        if not _has_bytes(key, value):
+            return INVALID_PARAMS
         return self._forget(key) or self.put(key, value, config)
 
     def upsert_parts(self, key: str, *args: Any, config: Config = None) -> int:
@@ -226,19 +249,23 @@ class MooncakeDistributedStore:
 
     def upsert_batch(self, keys: Sequence[str], values: Sequence[Any], config: Config = None) -> int:
         """As `upsert`, many."""
+        if not alike(keys, values):
+            return INVALID_PARAMS
         forgotten = self._forget_many(keys)
         return next((code for code in forgotten if code != OK), OK) or self.put_batch(keys, values, config)
 
     def upsert_from(self, key: str, buffer_ptr: int, size: int, config: Config = None) -> int:
         """As `upsert`, from an address."""
-        return self._forget(key) or self.put_from(key, buffer_ptr, size, config)
+        return self.batch_upsert_from([key], [buffer_ptr], [size], config)[0]
 
     def batch_upsert_from(
         self, keys: Sequence[str], buffer_ptrs: Many, sizes: Many, config: Config = None
     ) -> list[int]:
         """As `upsert_from`, many; a code for each."""
-        forgotten = self._forget_many(keys)
-        put = self.batch_put_from(keys, buffer_ptrs, sizes, config)
+        return each_flat(keys, buffer_ptrs, sizes, lambda some, runs: self._replace_runs(some, runs, config))
+
+    def _replace_runs(self, keys: list[str], runs: Runs, config: Config) -> list[int]:
+        forgotten, put = self._forget_many(keys), self._put_runs(keys, runs, config)
         return [first or second for first, second in zip(forgotten, put, strict=True)]
 
     def _forget(self, key: str) -> int:
@@ -250,9 +277,9 @@ class MooncakeDistributedStore:
         if store is None:
             return [INVALID_PARAMS] * len(keys)
         try:
-            return [store_code(error) for error in store.remove_many(list(keys))]
+            return [store_code(error, "remove") for error in store.remove_many(list(keys))]
         except KVFerryError as error:
-            return [store_code(error) or TRANSFER_FAIL] * len(keys)
+            return [store_code(error, "remove") or TRANSFER_FAIL] * len(keys)
 
     # Reading
 
@@ -275,14 +302,14 @@ class MooncakeDistributedStore:
         except UnsupportedError:  # the node is on another host
             return self._copied(store, key)
         except KVFerryError as error:
-            store_code(error)
+            store_code(error, "get")
             return None
 
     def _copied(self, store: Store, key: str) -> BufferHandle | None:
         try:
             found = store.get(key)
         except KVFerryError as error:
-            store_code(error)
+            store_code(error, "get")
             return None
         return None if found is None else np.frombuffer(found, np.uint8).view(BufferHandle)
 
@@ -296,9 +323,7 @@ class MooncakeDistributedStore:
 
     def batch_get_into(self, keys: Sequence[str], buffer_ptrs: Many, sizes: Many) -> list[int]:
         """Read many, each to one address; what `get_into` says for each."""
-        if not len(keys) == len(buffer_ptrs) == len(sizes):
-            return [INVALID_PARAMS] * len(keys)
-        return self._get_runs(keys, _flat(buffer_ptrs, sizes))
+        return each_flat(keys, buffer_ptrs, sizes, self._get_runs)
 
     def batch_get_into_multi_buffers(
         self,
@@ -308,23 +333,20 @@ class MooncakeDistributedStore:
         prefer_alloc_in_same_node: bool = False,
     ) -> list[int]:
         """Read many, each to several addresses; what `get_into` says for each."""
-        runs = _nested(keys, all_buffer_ptrs, all_sizes)
-        return [INVALID_PARAMS] * len(keys) if runs is None else self._get_runs(keys, runs)
+        return each_nested(keys, all_buffer_ptrs, all_sizes, self._get_runs)
 
-    def _get_runs(self, keys: Sequence[str], runs: Runs) -> list[int]:
+    def _get_runs(self, keys: list[str], runs: Runs) -> list[int]:
         store = self._store
         if store is None:
             return [INVALID_PARAMS] * len(keys)
-        if not keys:
-            return []
         try:
             # A network may have had the bytes, unless they lie in this host's memory.
             here = store.in_place and len(store.members) == 1
-            results = store.get_runs_into(list(keys), runs, verify=None if here else True)
+            results = store.get_runs_into(keys, runs, verify=None if here else True)
         except KVFerryError as error:
-            return [store_code(error)] * len(keys)
+            return [store_code(error, "get")] * len(keys)
         return [
-            result.bytes if result.error is None else store_code(result.error) or TRANSFER_FAIL
+            result.bytes if result.error is None else store_code(result.error, "get") or TRANSFER_FAIL
             for result in results
         ]
 
@@ -344,10 +366,9 @@ class MooncakeDistributedStore:
     ) -> list[int]:
         """Read ranges of objects with a session; how many bytes, or -600, for each."""
         gets = self._gets
-        return [
-            INVALID_PARAMS if gets is None else gets.read(key, ranges)
-            for key, ranges in _ranges(keys, all_buffer_ptrs, all_sizes, all_src_offsets)
-        ]
+        if gets is None:
+            return [INVALID_PARAMS] * len(keys)
+        return each_ranges(keys, all_buffer_ptrs, all_sizes, all_src_offsets, gets.read)
 
     def batch_get_session_end(self, keys: Sequence[str]) -> int:
         """End sessions; 0."""
@@ -359,10 +380,9 @@ class MooncakeDistributedStore:
     def batch_put_session_start(self, keys: Sequence[str], sizes: Many, config: Config = None) -> list[int]:
         """Begin to write objects of these sizes range by range; 0, or -705 if there is one, for each."""
         puts, replicas = self._puts, replicas_of(config)
-        return [
-            INVALID_PARAMS if puts is None else puts.start(key, size, replicas)
-            for key, size in zip(keys, sizes, strict=True)
-        ]
+        if puts is None or not alike(keys, sizes):
+            return [INVALID_PARAMS] * len(keys)
+        return [puts.start(key, size, replicas) for key, size in zip(keys, sizes, strict=True)]
 
     def batch_put_from_multi_buffer_ranges(
         self,
@@ -373,10 +393,9 @@ class MooncakeDistributedStore:
     ) -> list[int]:
         """Write ranges of objects with a session; how many bytes, or -600, for each."""
         puts = self._puts
-        return [
-            INVALID_PARAMS if puts is None else puts.write(key, ranges)
-            for key, ranges in _ranges(keys, all_buffer_ptrs, all_sizes, all_dst_offsets)
-        ]
+        if puts is None:
+            return [INVALID_PARAMS] * len(keys)
+        return each_ranges(keys, all_buffer_ptrs, all_sizes, all_dst_offsets, puts.write)
 
     def batch_put_session_end(self, keys: Sequence[str]) -> list[int]:
         """Make objects readable; 0 or -600 for each."""
@@ -402,7 +421,7 @@ class MooncakeDistributedStore:
         try:
             return [int(there) for there in store.exists_many(list(keys))]
         except KVFerryError as error:
-            store_code(error)
+            store_code(error, "is_exist")
             return [-1] * len(keys)
 
     def get_size(self, key: str) -> int:
@@ -413,7 +432,7 @@ class MooncakeDistributedStore:
         try:
             [size] = store.sizes([key])
         except KVFerryError as error:
-            return store_code(error)
+            return store_code(error, "get_size")
         return OBJECT_NOT_FOUND if size is None else size
 
     # Forgetting: at once, whoever reads keeps the bytes; `force` changes nothing
@@ -430,9 +449,9 @@ class MooncakeDistributedStore:
         try:
             errors = store.remove_many(list(keys))
         except KVFerryError as error:
-            return [store_code(error)] * len(keys)
+            return [store_code(error, "remove")] * len(keys)
         return [
-            store_code(error) if found else OBJECT_NOT_FOUND
+            store_code(error, "remove") if found else OBJECT_NOT_FOUND
             for error, found in zip(errors, there, strict=True)
         ]
 
@@ -458,59 +477,21 @@ class MooncakeDistributedStore:
             for start in range(0, len(keys), _REMOVED_AT_ONCE):
                 store.remove_many(keys[start : start + _REMOVED_AT_ONCE])
         except KVFerryError as error:
-            return store_code(error)
+            return store_code(error, "remove")
         return len(keys)
 
 
-def _as_settings(
-    local_hostname: str,
-    metadata_server: str,
-    global_segment_size: int,
-    local_buffer_size: int,
-    protocol: str,
-    rdma_devices: str,
-    master_server_addr: str,
-    engine: object = None,
-    enable_ssd_offload: bool = False,
-    ssd_offload_path: str = "",
-    tenant_id: str = "default",
-    enable_client_http_server: bool = False,
-    client_http_port: int = 9300,
-) -> None:
-    """Have the signature that Mooncake's `setup` has; it is only looked at."""
+def _has_bytes(key: str, value: Any) -> bool:
+    if memoryview(value).nbytes:
+        return True
+    refused("no bytes", "%r is to have no bytes; an object has some", key)
+    return False
 
 
-def _code(call: Callable[[], Any]) -> int:
+def _code(call: Callable[[], Any], what: str) -> int:
     """Make a call of the store; return its code."""
     try:
         call()
     except KVFerryError as error:
-        return store_code(error)
+        return store_code(error, what)
     return OK
-
-
-def _ranges(
-    keys: Sequence[str], addresses: ManyMany, sizes: ManyMany, offsets: ManyMany
-) -> Iterator[tuple[str, Ranges]]:
-    """Each key with its ranges; ValueError if the lists are not alike."""
-    for key, *ranges in zip(keys, addresses, sizes, offsets, strict=True):
-        yield key, (ranges[0], ranges[1], ranges[2])
-
-
-def _flat(addresses: Many, sizes: Many) -> Runs:
-    """One run for each key."""
-    count = len(addresses)
-    return Runs(np.asarray(addresses, np.uint64), np.asarray(sizes, np.uint64), np.ones(count, np.int64), [])
-
-
-def _nested(keys: Sequence[str], addresses: ManyMany, sizes: ManyMany) -> Runs | None:
-    """Several runs for each key; None if the lists are not alike."""
-    counts = [len(each) for each in addresses]
-    if not len(keys) == len(addresses) == len(sizes) or counts != [len(each) for each in sizes]:
-        return None
-    return Runs(
-        np.array([each for some in addresses for each in some], np.uint64),
-        np.array([each for some in sizes for each in some], np.uint64),
-        np.array(counts, np.int64),
-        [],
-    )

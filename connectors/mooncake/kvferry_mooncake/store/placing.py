@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import os
+import shutil
 from collections.abc import Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from kvferry.config import Config, load_config
+from kvferry.config import Config, format_size, load_config
 from kvferry.store import Store, find_nodes, open_embedded, open_store
 from kvferry.transfer import Endpoint, resolve_session
 from kvferry_mooncake.codes import logger
@@ -38,6 +39,7 @@ class Placed(NamedTuple):
 
     store: Store
     node: NodeProcess | None
+    keeper: str  # in words: which node keeps the objects
 
     @property
     def port(self) -> int:
@@ -59,14 +61,23 @@ def place(wanted: Placing) -> Placed:
     config = load_config(settings)
     master = wanted.master.strip()
     if config.store.node:
-        return Placed(open_store(config), None)
+        return _attached(open_store(config), config)
     if master in ("", AUTO):
         master = "" if find_nodes(config.cluster) else EMBEDDED
     if master == EMBEDDED:
-        return Placed(open_embedded(_offering(settings, wanted)), None)
+        offering = _offering(settings, wanted)
+        return Placed(open_embedded(offering), None, f"a node in this process, of {_offer(offering)}")
     if master == CLUSTER or master.startswith(_ETCD):
         return _join(settings, wanted, master)
-    return Placed(open_store(config, node=_endpoint(master)), None)
+    node = _endpoint(master)
+    return _attached(open_store(config, node=node), config, node)
+
+
+def _attached(store: Store, config: Config, node: Endpoint | None = None) -> Placed:
+    """`node`: as given to `open_store`, else it took that of the settings, or the first of this machine."""
+    found = [] if node or config.store.node else find_nodes(config.cluster)
+    name = str(node or config.store.node or "") if not found else found[0].endpoint
+    return Placed(store, None, f"attached to the node {name or 'of this machine'}")
 
 
 def _endpoint(master: str) -> Endpoint | None:
@@ -80,13 +91,30 @@ def _settings(wanted: Placing) -> dict[str, Any]:
 
 def _offering(settings: Mapping[str, Any], wanted: Placing) -> Config:
     """Return the settings of a node that offers what Mooncake's client would."""
-    more: dict[str, Any] = {**settings, "store.dram": max(wanted.segment_bytes, _MIN_DRAM)}
+    memory = max(wanted.segment_bytes, _MIN_DRAM)
+    if memory != wanted.segment_bytes:
+        logger.warning(
+            "global_segment_size %d is too small for a node: %s are used",
+            wanted.segment_bytes,
+            format_size(memory),
+        )
+    more: dict[str, Any] = {**settings, "store.dram": memory}
     if wanted.ssd_directory:
-        os.makedirs(wanted.ssd_directory, exist_ok=True)
-        free = os.statvfs(wanted.ssd_directory)
-        room = int(free.f_bavail * free.f_frsize * _SSD_SHARE)
-        more |= {"store.ssd_directory": wanted.ssd_directory, "store.ssd": load_config().store.ssd or room}
+        room = load_config().store.ssd or _room(Path(wanted.ssd_directory))
+        more |= {"store.ssd_directory": wanted.ssd_directory, "store.ssd": room}
     return load_config(more)
+
+
+def _room(directory: Path) -> int:
+    """Return how much an SSD tier may take. If its parent is not there, the node says so when it opens."""
+    there = next(each for each in (directory, *directory.absolute().parents) if each.exists())
+    return int(shutil.disk_usage(there).free * _SSD_SHARE)
+
+
+def _offer(config: Config) -> str:
+    store = config.store
+    disk = f" and {format_size(store.ssd)} on {store.ssd_directory}" if store.ssd else ""
+    return f"{format_size(store.dram)} of memory{disk}"
 
 
 def _join(settings: Mapping[str, Any], wanted: Placing, master: str) -> Placed:
@@ -95,12 +123,15 @@ def _join(settings: Mapping[str, Any], wanted: Placing, master: str) -> Placed:
     if master != CLUSTER:
         more["cluster.store"] = master.replace(";", ",")  # as Mooncake separates addresses
     if wanted.segment_bytes == 0:
-        return Placed(open_store(load_config(more)), None)
+        config = load_config(more)
+        return _attached(open_store(config), config)
     from kvferry.node import NodeProcess  # with an HTTP server, which others do not need
 
-    node = NodeProcess(_offering(more, wanted))
+    offering = _offering(more, wanted)
+    node = NodeProcess(offering)
+    words = f"a node at {node.endpoint} of {_offer(offering)}, in cluster {offering.cluster.name}"
     try:
-        return Placed(open_store(load_config(more), node=node.endpoint), node)
+        return Placed(open_store(load_config(more), node=node.endpoint), node, words)
     except BaseException:
         logger.debug("the node ends again: its store could not be opened")
         node.close()

@@ -10,9 +10,10 @@ import numpy as np
 from kvferry.errors import KVFerryError, NotFoundError, UnsupportedError
 from kvferry.store import Store
 from kvferry.transfer import view_of
-from kvferry_mooncake.codes import INVALID_PARAMS, OBJECT_ALREADY_EXISTS, OK, store_code
+from kvferry_mooncake.codes import OBJECT_ALREADY_EXISTS, OK, refused, store_code
 
 Ranges = tuple[Sequence[int], Sequence[int], Sequence[int]]  # addresses, sizes, offsets in the object
+LEAST_ADDRESS, BEYOND_ADDRESSES = 4096, 1 << 63  # memory of a process lies in between
 
 
 class GetSessions:
@@ -28,7 +29,7 @@ class GetSessions:
         try:
             data = self._bytes_of(key)
         except KVFerryError as error:
-            return store_code(error)
+            return store_code(error, "get session")
         with self._lock:
             self._open[key] = data
         return OK
@@ -49,7 +50,7 @@ class GetSessions:
         with self._lock:
             data = self._open.get(key)
         if data is None or not _fit(ranges, data.size):
-            return INVALID_PARAMS
+            return _no_such_ranges(key, None if data is None else data.size)
         for address, size, offset in zip(*ranges, strict=True):
             if size:
                 np.copyto(np.frombuffer(view_of(address, size), np.uint8), data[offset : offset + size])
@@ -75,16 +76,20 @@ class PutSessions:
         self._open: dict[str, tuple[np.ndarray, int]] = {}
 
     def start(self, key: str, size: int, replicas: int) -> int:
-        """Begin an object of `size` bytes; 0, or -705 if there is one, or a session."""
+        """Begin an object of `size` bytes; 0, -705 if there is one, -600 without such memory."""
         try:
             if self._store.exists(key):
                 return OBJECT_ALREADY_EXISTS
         except KVFerryError as error:
-            return store_code(error)
+            return store_code(error, "put session")
+        try:
+            data = np.zeros(size, np.uint8)
+        except (MemoryError, ValueError, OverflowError):
+            return refused("session size", "there is no memory for an object of %d bytes", size)
         with self._lock:
             if key in self._open:
                 return OBJECT_ALREADY_EXISTS
-            self._open[key] = (np.zeros(max(size, 0), np.uint8), replicas)
+            self._open[key] = (data, replicas)
         return OK
 
     def write(self, key: str, ranges: Ranges) -> int:
@@ -92,7 +97,7 @@ class PutSessions:
         with self._lock:
             found = self._open.get(key)
         if found is None or not _fit(ranges, found[0].size):
-            return INVALID_PARAMS
+            return _no_such_ranges(key, None if found is None else found[0].size)
         for address, size, offset in zip(*ranges, strict=True):
             if size:
                 np.copyto(found[0][offset : offset + size], np.frombuffer(view_of(address, size), np.uint8))
@@ -103,23 +108,30 @@ class PutSessions:
         with self._lock:
             found = self._open.pop(key, None)
         if found is None:
-            return INVALID_PARAMS
+            return _no_such_ranges(key, None)
         data, replicas = found
         try:
             self._store.put(key, data, replicas=replicas)
         except KVFerryError as error:
-            return store_code(error)
+            return store_code(error, "put session")
         return OK
 
     def revoke(self, key: str) -> int:
         """Give up; 0, or -600 without a session."""
         with self._lock:
-            return INVALID_PARAMS if self._open.pop(key, None) is None else OK
+            return OK if self._open.pop(key, None) is not None else _no_such_ranges(key, None)
 
     def clear(self) -> None:
         """Give all up."""
         with self._lock:
             self._open.clear()
+
+
+def can_be(address: int, size: int) -> bool:
+    """Say whether bytes of a process can lie there. The first page of memory is nobody's: whoever names it
+    adds to an address that is not set.
+    """
+    return size == 0 or (0 < size < BEYOND_ADDRESSES and LEAST_ADDRESS <= address < BEYOND_ADDRESSES)
 
 
 def _fit(ranges: Ranges, size: int) -> bool:
@@ -128,6 +140,14 @@ def _fit(ranges: Ranges, size: int) -> bool:
     if not len(addresses) == len(sizes) == len(offsets):
         return False
     return all(
-        address > 0 and length >= 0 and offset >= 0 and offset + length <= size
+        can_be(address, length) and offset >= 0 and offset + length <= size
         for address, length, offset in zip(addresses, sizes, offsets, strict=True)
+    )
+
+
+def _no_such_ranges(key: str, size: int | None) -> int:
+    if size is None:
+        return refused("no session", "there is no session of %r", key)
+    return refused(
+        "ranges", "ranges of %r: uneven lists, addresses that cannot be, or more than its %d bytes", key, size
     )
