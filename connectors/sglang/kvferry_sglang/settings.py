@@ -33,7 +33,7 @@ def config_of(extra: Mapping[str, Any] | None, source: str = SOURCE) -> Config:
     Raises ConfigError that names every wrong key.
     """
     ours = {key: value for key, value in (extra or {}).items() if key not in SGLANG_KEYS}
-    return load_config(ours, overrides_source=source)
+    return load_config(ours, overrides_source=source, others=SGLANG_KEYS)
 
 
 def server_args() -> Any:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -21,19 +21,21 @@ def load_config(
     file: str | os.PathLike[str] | None = None,
     overrides_source: str = "argument",
     overrides_are_text: bool = False,
+    others: Iterable[str] = (),
 ) -> Config:
     """Return the effective settings.
 
     `overrides`: values of highest rank, as `{"transfer": {"bind": ...}}` or `{"transfer.bind": ...}`;
     `overrides_source` is how messages call them; `overrides_are_text`: they are command-line words, still to
-    be parsed. `environ`: default is the process environment. `file`: a TOML file that must exist; default is
+    be parsed; `others`: keys that are allowed among them and not ours, for what is said about an unknown one.
+    `environ`: default is the process environment. `file`: a TOML file that must exist; default is
     what `KVFERRY_CONFIG` names, else `./kvferry.toml`, else `/etc/kvferry.toml`, else none.
 
     Raises ConfigError that names every wrong key with its value, where it came from and what was expected.
     """
     environ = sources.process_environment() if environ is None else environ
     layers = [
-        sources.argument_layer(overrides or {}, overrides_source, text=overrides_are_text),
+        sources.argument_layer(overrides or {}, overrides_source, text=overrides_are_text, others=others),
         sources.environment_layer(environ),
         sources.file_layer(Path(file) if file is not None else None, environ),
     ]

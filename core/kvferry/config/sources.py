@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -51,9 +51,11 @@ class Layer(NamedTuple):
     problems: list[str]
 
 
-def argument_layer(overrides: Mapping[str, Any], source: str, *, text: bool) -> Layer:
-    """Read a mapping with nested sections, dotted keys, or both."""
-    return _keyed_layer(_flatten(overrides), source, text=text)
+def argument_layer(
+    overrides: Mapping[str, Any], source: str, *, text: bool, others: Iterable[str] = ()
+) -> Layer:
+    """Read a mapping with nested sections, dotted keys, or both. `others`: names to advise besides ours."""
+    return _keyed_layer(_flatten(overrides), source, text=text, others=others)
 
 
 def file_layer(path: Path | None, environ: Mapping[str, str]) -> Layer:
@@ -129,7 +131,9 @@ def _flatten(mapping: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str
             yield key, value
 
 
-def _keyed_layer(items: Iterator[tuple[str, Any]], source: str, *, text: bool) -> Layer:
+def _keyed_layer(
+    items: Iterator[tuple[str, Any]], source: str, *, text: bool, others: Iterable[str] = ()
+) -> Layer:
     layer = Layer([], [])
     for key, value in items:
         if key in SECTIONS:
@@ -143,17 +147,17 @@ def _keyed_layer(items: Iterator[tuple[str, Any]], source: str, *, text: bool) -
         elif key in fields_by_key() or key in ("protocol", "transfer.protocol"):
             _add(layer, Entry(key, value, source, text))
         else:
-            layer.problems.append(f'unknown key "{key}" in {source}{_near_key(key)}')
+            layer.problems.append(f'unknown key "{key}" in {source}{_near_key(key, others)}')
     return layer
 
 
-def _near_key(key: str) -> str:
-    by_key = fields_by_key()
-    close = difflib.get_close_matches(key, by_key, n=1, cutoff=0.6)
+def _near_key(key: str, others: Iterable[str]) -> str:
+    others = tuple(others)
+    close = difflib.get_close_matches(key, [*fields_by_key(), *others], n=1, cutoff=0.6)
     if "." not in key:
         names = {field.name: field.key for field in reversed(all_fields())}
-        match = difflib.get_close_matches(key, [*names, *SECTIONS, "protocol"], n=1, cutoff=0.6)
-        close = [names.get(match[0], match[0])] if match else close
+        match = difflib.get_close_matches(key, [*names, *SECTIONS, "protocol", *others], n=1, cutoff=0.6)
+        close = [str(names.get(match[0], match[0]))] if match else close
     return f', did you mean "{close[0]}"?' if close else " (`kvferry config` lists all keys)"
 
 

@@ -125,3 +125,8 @@ def test_settings_are_ours_and_sglangs_are_left_alone():
         config_of({"store.drm": 1})
     with pytest.raises(ConfigError, match="hicache_storage_backend_extra_config"):
         config_of({"pool.node": "nowhere"})
+
+
+def test_a_key_of_sglangs_that_is_misspelt_is_named():
+    with pytest.raises(ConfigError, match=r'"prefetch_treshold".*did you mean "prefetch_threshold"'):
+        config_of({"prefetch_treshold": 16})
