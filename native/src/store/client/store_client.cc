@@ -12,6 +12,12 @@
 namespace kvferry::store {
 namespace {
 
+// Why a node could not be attached to, in short: one that refuses us is there, and waiting for it does not help.
+std::string what_it_did(const Status& failure) {
+  const bool refused = failure.code() == Code::kUnauthenticated || failure.code() == Code::kPermissionDenied;
+  return refused ? " refused this program" : " is not there";
+}
+
 constexpr milliseconds kRetryHome{200};
 constexpr milliseconds kAttachAgain{2000};
 constexpr int kViewTries = 5;
@@ -429,7 +435,7 @@ Result<std::shared_ptr<Home>> ClientCore::attach(const Home* before, Deadline de
   // A call whose node is lost must have time left for the others.
   const milliseconds patience = before != nullptr ? kAttachAgain : options.engine.connect_timeout;
   auto made = Home::attach(*links, where, options, before, std::min(deadline, Clock::now() + patience));
-  if (!made.ok()) return made.status().with_context("the node at " + where.to_string() + " is not there");
+  if (!made.ok()) return made.status().with_context("the node at " + where.to_string() + what_it_did(made.status()));
   endpoint = where;
   return made;
 }
