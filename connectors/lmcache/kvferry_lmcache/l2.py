@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import logging
 import struct
@@ -13,7 +14,7 @@ from typing import Any
 from lmcache.lmcache_native import Bitmap
 from lmcache.v1.distributed.api import EncodedObjectKey, KeyEntry, KeyListPage, MemoryLayoutDesc, ObjectKey
 from lmcache.v1.distributed.internal_api import L1MemoryDesc, L2StoreResult
-from lmcache.v1.distributed.l2_adapters.base import L2AdapterInterface, L2TaskId
+from lmcache.v1.distributed.l2_adapters.base import AdapterUsage, L2AdapterInterface, L2TaskId
 from lmcache.v1.memory_management import MemoryObj
 from lmcache.v1.platform import create_event_notifier
 
@@ -23,6 +24,7 @@ from kvferry.pool import open_link
 from kvferry.transfer import Span
 from kvferry_lmcache import _support
 from kvferry_lmcache.objects import Objects
+from kvferry_lmcache.usage import Ledger
 
 logger = logging.getLogger(__name__)
 
@@ -49,6 +51,7 @@ class L2Adapter(L2AdapterInterface):
         config = _support.adapter_config(adapter_params)
         link = open_link(config, buffers=_memory_of(l1_memory_desc))
         self._objects = Objects(link, _prefix_of(config), config.pool)
+        self._ledger: Ledger[ObjectKey] = Ledger()
         self._lookups = ThreadPoolExecutor(_LOOKUPS, "kvferry-lookup")
         self._loads = ThreadPoolExecutor(config.pool.max_concurrent_loads, "kvferry-load")
         self._saves = ThreadPoolExecutor(config.pool.max_concurrent_saves, "kvferry-save")
@@ -114,15 +117,21 @@ class L2Adapter(L2AdapterInterface):
     def delete(self, keys: list[ObjectKey]) -> None:
         """Let objects be absent; for LMCache's own quotas."""
         names = _names(keys)
-        sizes = self._objects.sizes(names)
+        there = self._objects.present(names)
         removed = self._objects.remove(names)
-        gone = [
-            (key, size - _HEAD.size)
-            for key, size, done in zip(keys, sizes, removed, strict=True)
-            if done and size is not None
-        ]
-        if gone:
-            self._notify_keys_deleted([key for key, _ in gone], [size for _, size in gone])
+        gone = {key: 0 for key, was, done in zip(keys, there, removed, strict=True) if was and done}
+        counted = self._ledger.take(key for key, done in zip(keys, removed, strict=True) if done)
+        self._tell_gone(gone | counted)
+
+    def get_usage(self) -> AdapterUsage:
+        """Return the bytes of what this server stored and the store still has, by salt, and the room of the
+        node: 0, for unknown, where there are several. May ask the store, see `Ledger.take_absent`.
+        """
+        self._tell_gone(self._ledger.take_absent(lambda keys: self._objects.still_present(_names(keys))))
+        usage = super().get_usage()
+        held, room = self._objects.room()
+        total = min(usage.total_bytes_used, held) if room else usage.total_bytes_used
+        return dataclasses.replace(usage, total_bytes_used=total, total_capacity_bytes=room)
 
     def list_l2_keys(
         self, model_name: str | None = None, page_size: int = 500, cursor: str | None = None
@@ -186,10 +195,17 @@ class L2Adapter(L2AdapterInterface):
         for key, value, result in zip(keys, values, results, strict=True):
             if result.error is None:
                 stored[key] = stored.get(key, 0) + (len(value[1]) if result.created else 0)
+        self._tell_gone(self._ledger.take(key for key, size in stored.items() if size))  # stored anew: it was
         if stored:
             self._notify_keys_stored(list(stored), list(stored.values()))
+            for key, size in stored.items():
+                self._ledger.add(key, size)
         ok = all(result.error is None for result in results)
         return L2StoreResult(ok, sum(stored.values()))
+
+    def _tell_gone(self, sizes: Mapping[ObjectKey, int]) -> None:
+        if sizes:
+            self._notify_keys_deleted(list(sizes), list(sizes.values()))
 
     def _look_up(self, task: L2TaskId, keys: Sequence[ObjectKey]) -> None:
         present: Sequence[bool] = ()

@@ -68,6 +68,28 @@ class Objects:
 
         return self._tried("lookup", ask, [False] * len(names))
 
+    def still_present(self, names: Sequence[str]) -> list[bool] | None:
+        """Say the same where the store is open already; None: nobody knows now."""
+
+        def ask(store: Any) -> list[bool] | None:
+            found = store.exists_many(self._keys(names), timeout_s=self._limits.lookup_timeout_s)
+            return [bool(each) for each in found]
+
+        return None if self._link.current() is None else self._tried("lookup", ask, None)
+
+    def room(self) -> tuple[int, int]:
+        """Return the bytes that the node holds and those that it has room for, memory and SSD together;
+        (0, 0) if nobody knows now, and where there are several nodes: then it is not one's alone.
+        """
+
+        def ask(store: Any) -> tuple[int, int]:
+            if len(store.members) != 1:
+                return 0, 0
+            stats = store.node_stats(timeout_s=self._limits.lookup_timeout_s)
+            return stats.dram_used + stats.ssd_used, stats.dram_bytes + stats.ssd_bytes
+
+        return (0, 0) if self._link.current() is None else self._tried("ping", ask, (0, 0))
+
     def leading(self, names: Sequence[str]) -> int:
         """Return how many of the objects, from the first on, are there."""
 

@@ -6,6 +6,7 @@ import math
 import struct
 import sys
 import types
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -225,20 +226,38 @@ class Notifier:
         self.closed = True
 
 
+@dataclass(frozen=True)
+class AdapterUsage:
+    total_bytes_used: int
+    total_capacity_bytes: int
+    bytes_by_cache_salt: dict[str, int]
+
+
 @dataclass
 class L2AdapterInterface:
+    """Counts as LMCache does: by salt, what it is told was stored and deleted."""
+
+    usage: Counter[str] = field(default_factory=Counter)
     stored: dict[ObjectKey, int] = field(default_factory=dict)
     accessed: list[ObjectKey] = field(default_factory=list)
     deleted: dict[ObjectKey, int] = field(default_factory=dict)
 
     def _notify_keys_stored(self, keys: list[ObjectKey], sizes: list[int]) -> None:
         self.stored.update(zip(keys, sizes, strict=True))
+        for key, size in zip(keys, sizes, strict=True):
+            self.usage[key.cache_salt] += size
 
     def _notify_keys_accessed(self, keys: list[ObjectKey]) -> None:
         self.accessed += keys
 
     def _notify_keys_deleted(self, keys: list[ObjectKey], sizes: list[int]) -> None:
         self.deleted.update(zip(keys, sizes, strict=True))
+        for key, size in zip(keys, sizes, strict=True):
+            self.usage[key.cache_salt] -= size
+            assert self.usage[key.cache_salt] >= 0, "more was deleted than stored"
+
+    def get_usage(self) -> AdapterUsage:
+        return AdapterUsage(self.usage.total(), 0, dict(+self.usage))
 
 
 class IrrecoverableException(Exception):
@@ -270,7 +289,11 @@ _MODULES: dict[str, dict[str, Any]] = {
     },
     "lmcache.v1.distributed.internal_api": {"L1MemoryDesc": L1MemoryDesc, "L2StoreResult": StoreResult},
     "lmcache.v1.distributed.l2_adapters": {},
-    "lmcache.v1.distributed.l2_adapters.base": {"L2AdapterInterface": L2AdapterInterface, "L2TaskId": int},
+    "lmcache.v1.distributed.l2_adapters.base": {
+        "AdapterUsage": AdapterUsage,
+        "L2AdapterInterface": L2AdapterInterface,
+        "L2TaskId": int,
+    },
 }
 
 

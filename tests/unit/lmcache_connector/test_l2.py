@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from kvferry.store import Store
 from kvferry.testing.waiting import wait_until
 from unit.lmcache_connector.fake_lmcache import BFLOAT, HALF, SHAPE, Chunk, L1MemoryDesc, ObjectKey
 
@@ -47,6 +48,12 @@ def result(query: Any, task: int) -> Any:
 
     wait_until(there, WAIT_S, "the task's end")
     return found[0]
+
+
+def _name(key: ObjectKey) -> str:
+    from kvferry_lmcache.l2 import _name_of
+
+    return _name_of(key)
 
 
 def stored(l2: Any, names: list[ObjectKey], chunks: list[Chunk]) -> int:
@@ -139,6 +146,46 @@ def test_keys_are_listed_in_pages_and_deleted(settings: dict[str, Any]) -> None:
         l2.delete([*mine[:1], *keys(77)])
         assert l2.deleted == {mine[0]: size}
         assert found(l2, mine) == [False, True, True]
+
+
+def test_usage_counts_what_the_store_still_has(settings: dict[str, Any], store: Store) -> None:
+    size = len(chunk(1).data)
+    with adapter(settings) as l2, adapter(settings) as other:
+        mine = [*keys(1, 2), *keys(3, cache_salt="s")]
+        stored(l2, mine, [chunk(n) for n in range(3)])
+        stored(l2, mine[:1], [chunk(0)])  # there already
+        stored(other, mine[:1], [chunk(0)])
+        usage = l2.get_usage()
+        assert (usage.total_bytes_used, usage.bytes_by_cache_salt) == (3 * size, {"": 2 * size, "s": size})
+        stats = store.node_stats()
+        assert usage.total_bytes_used <= stats.dram_used
+        assert usage.total_capacity_bytes == stats.dram_bytes + stats.ssd_bytes == 32 << 20
+        assert other.get_usage().total_bytes_used == 0
+        for name in (mine[0], mine[2]):  # as the store evicts: without a word
+            store.remove(l2._objects._keys([_name(name)])[0])
+        wait_until(lambda: l2.get_usage().bytes_by_cache_salt == {"": size}, WAIT_S, "what is left")
+        assert l2.deleted == {mine[0]: size, mine[2]: size}
+
+
+def test_an_object_that_was_evicted_and_stored_again_counts_once(
+    settings: dict[str, Any], store: Store
+) -> None:
+    size = len(chunk(1).data)
+    with adapter(settings) as l2:
+        [name] = keys(1)
+        for _ in range(2):
+            stored(l2, [name], [chunk(1)])
+            store.remove(l2._objects._keys([_name(name)])[0])
+        assert l2.usage.total() == size
+        l2.delete([name])  # it is gone already, which LMCache did not know
+        assert l2.usage.total() == 0
+        assert l2.deleted == {name: size}
+
+
+def test_usage_without_a_node_is_what_was_counted() -> None:
+    with adapter({"store.node": "127.0.0.1:1", "pool.node": "attach"}) as l2:
+        usage = l2.get_usage()
+        assert (usage.total_bytes_used, usage.total_capacity_bytes) == (0, 0)
 
 
 def test_l1_memory_is_registered_as_far_as_it_stays(settings: dict[str, Any]) -> None:
