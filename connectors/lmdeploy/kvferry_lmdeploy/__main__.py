@@ -7,15 +7,21 @@ command alone, and runs LMDeploy's own command then.
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
+from kvferry.errors import UnsupportedError
 from kvferry_lmdeploy import _support
 from kvferry_lmdeploy.choice import MIGRATION_BACKEND, NAME
 
 
 def main() -> None:
-    """Run `lmdeploy` with the arguments of this process. Raises UnsupportedError."""
-    _support.check_installed()
+    """Run `lmdeploy` with the arguments of this process; exits with 2 and one sentence where it cannot."""
+    try:
+        _support.check_installed()
+    except UnsupportedError as error:
+        sys.stderr.write(f"{error}\n")
+        sys.exit(2)
     from lmdeploy.cli import run, serve, utils
 
     flag = utils.ArgumentHelper.migration_backend

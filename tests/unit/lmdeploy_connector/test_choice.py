@@ -39,6 +39,29 @@ def test_asking_for_its_name_registers_the_backend(monkeypatch: pytest.MonkeyPat
         assert found.__module__ == "kvferry_lmdeploy.backend"
 
 
+@pytest.mark.parametrize("version", [None, "0.17.1"])
+def test_the_command_says_in_one_sentence_why_it_cannot_run(version: str | None) -> None:
+    """Not with a traceback before it."""
+    code = (
+        "import importlib.metadata as metadata, runpy, sys\n"
+        "def version(name):\n"
+        f"    found = {version!r}\n"
+        "    if found is None:\n"
+        "        raise metadata.PackageNotFoundError(name)\n"
+        "    return found\n"
+        "metadata.version = version\n"
+        "sys.argv = ['kvferry_lmdeploy', 'serve']\n"
+        "runpy.run_module('kvferry_lmdeploy', run_name='__main__')\n"
+    )
+    environ = {"PYTHONPATH": ":".join(sys.path)}
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=environ, capture_output=True, text=True, timeout=60, check=False
+    )
+    assert (done.returncode, done.stdout) == (2, "")
+    [sentence] = done.stderr.splitlines()
+    assert "LMDeploy is not installed" in sentence or "this is 0.17.1" in sentence
+
+
 def test_a_missing_or_foreign_lmdeploy_is_refused_with_advice(monkeypatch: pytest.MonkeyPatch) -> None:
     versions: dict[str, str] = {}
 
