@@ -30,7 +30,7 @@ from kvferry.encoder import (
 )
 from kvferry.errors import InvalidArgumentError
 from kvferry.pool import StoreLink
-from kvferry.store import open_store
+from kvferry.store import check_settings, open_store
 from kvferry_vllm import _support
 from kvferry_vllm.ec_stats import EncoderPromMetrics, EncoderStats
 
@@ -82,6 +82,7 @@ class KVFerryECConnector(ECConnectorBase):
         )
         keys = EncoderKeys(identity, secret=config.transfer.cluster_secret)
         self._wait_s, self._stats = config.encoder.wait_s, EncoderStats()
+        check_settings(config)
         self._link = StoreLink(
             lambda: open_store(config), consequence="encoder outputs are neither shared nor reused"
         )

@@ -9,6 +9,7 @@ The only package that reads the environment.
 
 from __future__ import annotations
 
+from kvferry.config.cluster_store import check_cluster_store, parse_endpoints
 from kvferry.config.explain import explain, explain_changes, explain_rows, to_markdown
 from kvferry.config.fields import Field, all_fields, check_options
 from kvferry.config.loader import load_config
@@ -44,6 +45,7 @@ __all__ = [
     "all_fields",
     "apply_log_options",
     "approximate_size",
+    "check_cluster_store",
     "check_options",
     "environment_value",
     "explain",
@@ -54,6 +56,7 @@ __all__ = [
     "load_config",
     "make_private",
     "parse_duration",
+    "parse_endpoints",
     "parse_size",
     "read_small_file",
     "runtime_directory",

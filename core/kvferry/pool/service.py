@@ -16,7 +16,7 @@ from kvferry.pool.lookup import Lookups
 from kvferry.pool.memory import GroupMemory
 from kvferry.pool.scheduler import PoolScheduler
 from kvferry.pool.worker import PoolLimits, PoolWorker
-from kvferry.store import find_nodes, open_embedded, open_store
+from kvferry.store import check_settings, find_nodes, open_embedded, open_store
 
 logger = logging.getLogger(__name__)
 
@@ -147,8 +147,9 @@ def registered(store: Any, buffers: Sequence[Any]) -> Any:
 def bring_node(config: Config, open_node: Callable[[Config], Any] = open_embedded) -> Any:
     """Return a store with a node of this process's own, as `pool.node` has it; None: attach to one that runs.
 
-    Raises KVFerryError if the node cannot be made.
+    Raises ConfigError (see `check_settings`), KVFerryError if the node cannot be made.
     """
+    check_settings(config)
     if not _wants_own_node(config):
         return None
     node = open_node(config)

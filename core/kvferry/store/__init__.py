@@ -13,7 +13,7 @@ from kvferry.store._options import node_options
 from kvferry.store.aio import AsyncStore
 from kvferry.store.client import Store
 from kvferry.store.discovery import Advert, Advertisement, find_nodes
-from kvferry.store.opening import open_embedded, open_store
+from kvferry.store.opening import check_settings, open_embedded, open_store
 from kvferry.store.results import GetResult, PutResult
 from kvferry.store.view import View
 
@@ -29,6 +29,7 @@ __all__ = [
     "Runs",
     "Store",
     "View",
+    "check_settings",
     "find_nodes",
     "node_options",
     "open_embedded",

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from kvferry import _native
 from kvferry._native import Endpoint
-from kvferry.config import Config, load_config
-from kvferry.errors import UnavailableError
+from kvferry.config import Config, check_cluster_store, load_config
+from kvferry.errors import ConfigError, InvalidArgumentError, UnavailableError
 from kvferry.store._options import client_options, node_options
 from kvferry.store.client import Store
 from kvferry.store.discovery import find_nodes
@@ -20,9 +20,10 @@ def open_store(config: Config | None = None, *, node: str | Endpoint | None = No
     """
     config = load_config() if config is None else config
     options = client_options(config)
-    wanted = node or config.store.node
-    if wanted:
-        endpoint = wanted if isinstance(wanted, Endpoint) else Endpoint(wanted)
+    if node:
+        endpoint = node if isinstance(node, Endpoint) else Endpoint(node)
+    elif config.store.node:
+        endpoint = _named(config)
     else:
         endpoint = _of_this_machine(config)
         options.find_node(lambda: _successor(config))
@@ -40,6 +41,23 @@ def open_embedded(config: Config | None = None) -> Store:
     node = _native.Node(node_options(config))
     native = _native.Store.embedded(node, client_options(config))
     return Store(native, timeout_s=config.store.timeout_s, owned=node)
+
+
+def check_settings(config: Config) -> None:
+    """Raise ConfigError if `store.node` is no address, or `cluster.store` none that a node could have:
+    neither gets better by waiting. Contacts nobody.
+    """
+    check_cluster_store(config.cluster, config.transfer.cluster_secret)
+    if config.store.node:
+        _named(config)
+
+
+def _named(config: Config) -> Endpoint:
+    try:
+        return Endpoint(config.store.node)
+    except InvalidArgumentError as error:
+        source = config.sources.get("store.node", "code")
+        raise ConfigError(f"store.node from {source} is not allowed: {error}") from None
 
 
 def _successor(config: Config) -> Endpoint | None:

@@ -6,8 +6,9 @@ import pytest
 
 from _pool import BLOCK, Memory, hashes, keys, value
 from kvferry.config import load_config
-from kvferry.errors import KVFerryError, UnavailableError
-from kvferry.pool import PoolBack, PoolFront, StoreLink
+from kvferry.errors import ConfigError, KVFerryError, UnauthenticatedError, UnavailableError
+from kvferry.pool import PoolBack, PoolFront, StoreLink, open_link
+from kvferry.store import open_embedded, open_store
 from kvferry.testing.fake_store import FakeStore
 from kvferry.testing.waiting import wait_until
 
@@ -161,6 +162,35 @@ class TestLink:
         with pytest.raises(UnavailableError, match="closed"):
             links[0].get()
         assert store.closed
+
+
+@pytest.mark.parametrize("way", [open_link, open_store, lambda config: PoolFront(config, keys())])
+def test_a_node_that_is_no_address_ends_the_start(tmp_path, way):
+    config = load_config({"cluster.directory": str(tmp_path), "store.node": "foo"}, environ={})
+    with pytest.raises(ConfigError, match=r"store\.node from argument.*'foo': a port is missing"):
+        way(config)
+
+
+@pytest.mark.parametrize("store", ["etcd://x", "etcd://x:y", "consul://x:1"])
+def test_a_cluster_that_no_node_could_have_ends_the_start(tmp_path, store):
+    secret = "" if store == "etcd://x" else "a secret of at least 16 bytes"
+    config = load_config(
+        {"cluster": {"directory": str(tmp_path), "store": store}, "transfer.cluster_secret": secret},
+        environ={},
+    )
+    with pytest.raises(ConfigError, match=r"cluster\.store.*(cluster_secret_file|host:port|is not known)"):
+        open_link(config)
+
+
+def test_a_node_that_refuses_us_is_said_to_be_there(tmp_path):
+    secret = "a secret of at least 16 bytes"
+    values = {"cluster.directory": str(tmp_path), "store.dram": "8MiB", "pool.node": "own"}
+    with open_embedded(load_config({**values, "transfer.cluster_secret": secret}, environ={})) as node:
+        theirs = {**values, "pool.node": "attach", "store.node": node.own_endpoint}
+        link = open_link(load_config({**theirs, "transfer.cluster_secret": secret[::-1]}, environ={}))
+        with pytest.raises(UnauthenticatedError, match=r"^the node at \S+ refused this program: .*secrets"):
+            link.get()
+        link.close()
 
 
 def test_an_engine_of_a_cluster_waits_for_a_node_of_it(tmp_path, caplog):

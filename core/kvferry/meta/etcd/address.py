@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import ssl
 from pathlib import Path
-from urllib.parse import urlsplit
 
-from kvferry.config import ClusterOptions, read_small_file
+from kvferry.config import ClusterOptions, parse_endpoints, read_small_file
 from kvferry.errors import ConfigError
 from kvferry.meta.etcd.gateway import Gateway, Login
 from kvferry.meta.etcd.store import EtcdStore
-
-DEFAULT_PORT = 2379
 
 
 def open_etcd(options: ClusterOptions) -> EtcdStore:
@@ -22,35 +19,6 @@ def open_etcd(options: ClusterOptions) -> EtcdStore:
     if context is None and (options.ca_file or options.cert_file or options.key_file):
         raise ConfigError(f"cluster.ca_file, cert_file and key_file need etcds://, not {options.store}")
     return EtcdStore(Gateway(urls, login=login, tls=context))
-
-
-def parse_endpoints(text: str) -> tuple[str, ...]:
-    """Return the base URLs that `etcd://host[:port],...` or `etcds://...` names. Raises ConfigError."""
-    scheme, _, rest = text.partition("://")
-    if "@" in rest:
-        raise ConfigError(
-            "cluster.store must not hold a user or password; set cluster.user and cluster.password_file"
-        )
-    web = {"etcd": "http", "etcds": "https"}.get(scheme)
-    hosts = [item.strip() for item in rest.rstrip("/").split(",")]
-    if web is None or not all(hosts):
-        raise ConfigError(f"cluster.store: {text!r} is not of the form etcd://host:2379,host:2379")
-    return tuple(f"{web}://{_host_and_port(host, text)}" for host in hosts)
-
-
-def _host_and_port(host: str, text: str) -> str:
-    problem = f"cluster.store: {host!r} in {text!r} is not of the form host:port or [ipv6]:port"
-    try:
-        parts = urlsplit(f"//{host}")
-        port = parts.port or DEFAULT_PORT
-    except ValueError:
-        raise ConfigError(problem) from None
-    if not parts.hostname or parts.path or parts.query or parts.fragment or parts.username is not None:
-        raise ConfigError(problem)
-    if host.count(":") > 1 and not host.startswith("["):
-        raise ConfigError(problem)
-    name = f"[{parts.hostname}]" if ":" in parts.hostname else parts.hostname
-    return f"{name}:{port}"
 
 
 def _login(options: ClusterOptions) -> Login | None:
