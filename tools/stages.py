@@ -105,7 +105,7 @@ def _python(context: Context) -> list[Command]:
     chosen = "not engine and not slow" if context.fast else "not engine"
     wheel = {"KVFERRY_TEST_WHEEL": str(ensure_wheel())}
     ignored = ["--ignore=tests/packaging", "--ignore=tests/engines"]
-    return [_pytest(context, f"pytest ({chosen})", "-m", chosen, *ignored, env=wheel, timeout_s=900.0)]
+    return [_pytest(context, f"pytest ({chosen})", "-m", chosen, *ignored, env=wheel, timeout_s=1500.0)]
 
 
 def _packaging(context: Context) -> list[Command]:
@@ -132,7 +132,7 @@ def _sglang(context: Context) -> list[Command]:
     env = {"KVFERRY_SGLANG_PYTHON": str(python_of(ensure_overlay("sglang")))}
     env["KVFERRY_SGLANG_PEERS_PYTHON"] = str(python_of(ensure_env("sglang-peers")))
     arguments = [*_engine_folders("sglang"), "--durations=15"]
-    return [_pytest(context, "pytest SGLang", *arguments, env=env, timeout_s=1200.0)]
+    return [_pytest(context, "pytest SGLang", *arguments, env=env, timeout_s=1800.0)]
 
 
 def _lmcache(context: Context) -> list[Command]:
