@@ -248,6 +248,27 @@ def ensure_overlay(name: str) -> Path:
     return cache.ensure(f"env-{name}-kvferry", key, build, in_place=True)
 
 
+def ensure_upstream_env(name: str, needs: tuple[str, ...]) -> Path:
+    """An environment for an engine's own tests: that with KVFerry, and pip, pytest and `needs` on top.
+
+    `needs`: what building the metadata of the engine's sources takes.
+    """
+    base = ensure_overlay(name)
+    packages = (*needs, "pytest", "pytest-asyncio", "pytest-timeout")
+
+    def build(env: Path) -> None:
+        log = _log(f"upstream-{name}")
+        run_logged([python_of(base), "-m", "venv", env], log, "upstream tests: making an environment")
+        below = next(base.glob("lib/python*/site-packages"))
+        layer = next(env.glob("lib/python*/site-packages"))
+        (layer / "below.pth").write_text(f"import site; site.addsitedir({str(below)!r})\n")
+        command = [python_of(env), "-m", "pip", "install", "-U", "--disable-pip-version-check"]
+        run_logged([*command, *packages], log, "upstream tests: installing pytest")
+
+    key = cache.digest(base.name, " ".join(packages))
+    return cache.ensure(f"env-upstream-{name}", key, build, in_place=True)
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(
         description="Make an environment and print its interpreter on the last line."

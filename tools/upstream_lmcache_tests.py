@@ -19,7 +19,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from tools import cache
-from tools.envs import ROOT, ensure_overlay, python_of
+from tools.envs import ROOT, ensure_overlay, ensure_upstream_env, python_of
 from tools.progress import ToolError, end_supervised, fail, run_logged, say, start_supervised
 
 VERSION = "0.5.6"
@@ -33,23 +33,11 @@ NOT_OURS = (
     "test_get_usage_decreases_after_delete",
 )
 _BUILD_NEEDS = ("setuptools>=77,<81", "wheel", "setuptools-scm", "ninja", "grpcio-tools==1.78.0")
-_TEST_NEEDS = ("pytest", "pytest-asyncio", "pytest-timeout")
 _NODE_S = 60.0
 
 
 def _log() -> Path:
     return cache.cache_root() / "logs" / "upstream-lmcache.log"
-
-
-def _make_environment(env: Path) -> None:
-    """An environment on top of LMCache's, with pytest and what building LMCache's metadata needs."""
-    base = ensure_overlay("lmcache")
-    run_logged([python_of(base), "-m", "venv", env], _log(), "upstream tests: making an environment")
-    below = next(base.glob("lib/python*/site-packages"))
-    layer = next(env.glob("lib/python*/site-packages"))
-    (layer / "below.pth").write_text(f"import site; site.addsitedir({str(below)!r})\n")
-    command = [python_of(env), "-m", "pip", "install", "-U", "--disable-pip-version-check"]
-    run_logged([*command, *_BUILD_NEEDS, *_TEST_NEEDS], _log(), "upstream tests: installing pytest")
 
 
 def _fetch(env: Path, folder: Path) -> None:
@@ -121,8 +109,7 @@ def main() -> int:
     argparse.ArgumentParser(description=__doc__).parse_args()
     try:
         base = ensure_overlay("lmcache")
-        key = cache.digest(base.name, " ".join((*_BUILD_NEEDS, *_TEST_NEEDS)))
-        env = cache.ensure("env-upstream-lmcache", key, _make_environment, in_place=True)
+        env = ensure_upstream_env("lmcache", _BUILD_NEEDS)
         source = cache.ensure("upstream-lmcache", cache.digest(VERSION), lambda folder: _fetch(env, folder))
         with tempfile.TemporaryDirectory(prefix="kvferry-upstream-") as scratch:
             report = Path(scratch, "report.xml")

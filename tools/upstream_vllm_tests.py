@@ -18,7 +18,7 @@ from collections import Counter
 from pathlib import Path
 
 from tools import cache
-from tools.envs import ROOT, ensure_overlay, python_of
+from tools.envs import ROOT, ensure_upstream_env, python_of
 from tools.models import ensure_model
 from tools.progress import ToolError, fail, run_logged, say
 
@@ -34,7 +34,6 @@ FILES = (
     "test_error_propagation",
 )
 _BUILD_NEEDS = ("setuptools>=77,<81", "wheel", "setuptools-scm", "vcs-versioning", "setuptools-rust", "cmake")
-_TEST_NEEDS = ("pytest", "pytest-asyncio", "pytest-timeout")
 _SHOWN = ("tests/", "examples/disaggregated/", "pyproject.toml")
 _MAKE_MODEL = """
 import sys
@@ -48,17 +47,6 @@ AutoTokenizer.from_pretrained(sys.argv[1]).save_pretrained(sys.argv[2])
 
 def _log() -> Path:
     return cache.cache_root() / "logs" / "upstream-vllm.log"
-
-
-def _make_environment(env: Path) -> None:
-    """An environment on top of vLLM's, with pytest and what building vLLM's metadata needs."""
-    base = ensure_overlay("vllm")
-    run_logged([python_of(base), "-m", "venv", env], _log(), "upstream tests: making an environment")
-    below = next(base.glob("lib/python*/site-packages"))
-    layer = next(env.glob("lib/python*/site-packages"))
-    (layer / "below.pth").write_text(f"import site; site.addsitedir({str(below)!r})\n")
-    command = [python_of(env), "-m", "pip", "install", "-U", "--disable-pip-version-check"]
-    run_logged([*command, *_BUILD_NEEDS, *_TEST_NEEDS], _log(), "upstream tests: installing pytest")
 
 
 def _fetch(env: Path, folder: Path) -> None:
@@ -128,9 +116,7 @@ def _table(report: Path) -> tuple[str, list[str]]:
 def main() -> int:
     argparse.ArgumentParser(description=__doc__).parse_args()
     try:
-        base = ensure_overlay("vllm")
-        key = cache.digest(base.name, " ".join((*_BUILD_NEEDS, *_TEST_NEEDS)))
-        env = cache.ensure("env-upstream-vllm", key, _make_environment, in_place=True)
+        env = ensure_upstream_env("vllm", _BUILD_NEEDS)
         source = cache.ensure("upstream-vllm", cache.digest(VERSION), lambda folder: _fetch(env, folder))
         with tempfile.TemporaryDirectory(prefix="kvferry-upstream-") as scratch:
             report, home = Path(scratch, "report.xml"), Path(scratch, "home")
