@@ -22,7 +22,14 @@ from lmdeploy.pytorch.disagg.conn.protocol import (
 from lmdeploy.pytorch.disagg.messages import DistServeRegisterMRMessage, MigrationAssignment
 
 from kvferry.config import apply_log_options, explain_changes, load_config
-from kvferry.errors import NotFoundError, OutOfRangeError, PeerLostError, ProtocolError, UnavailableError
+from kvferry.errors import (
+    NotFoundError,
+    OutOfRangeError,
+    PeerLostError,
+    ProtocolError,
+    UnavailableError,
+    UnsupportedError,
+)
 from kvferry.transfer import AddressedEngine, Engine, TransferOptions
 
 logger = logging.getLogger(__name__)
@@ -121,12 +128,16 @@ class Backend(MigrationBackendImpl):
         await loop.run_in_executor(self._threads, self._migrate, assignment)
 
     def store(self, assignment: MigrationAssignment, async_op: bool = False) -> None:
-        """LMDeploy does not call this."""
-        raise NotImplementedError
+        """Raise UnsupportedError: LMDeploy 0.18 declares this and does not call it."""
+        raise UnsupportedError(
+            "KVFerry migrates blocks between engines: LMDeploy 0.18 never asks to store them elsewhere"
+        )
 
     def load(self, assignment: MigrationAssignment, async_op: bool = False) -> None:
-        """LMDeploy does not call this."""
-        raise NotImplementedError
+        """Raise UnsupportedError: LMDeploy 0.18 declares this and does not call it."""
+        raise UnsupportedError(
+            "KVFerry migrates blocks between engines: LMDeploy 0.18 never asks to load them elsewhere"
+        )
 
     def close(self) -> None:
         """End all connections and transfers; idempotent. LMDeploy ends the process instead."""
