@@ -5,6 +5,7 @@
 #include <string>
 #include <vector>
 
+#include "base/block_copy.h"
 #include "base/xxh3.h"
 
 namespace kvferry {
@@ -105,6 +106,52 @@ TEST(Xxh3, TheSecretIsUsedWhole) {
     }
     EXPECT_TRUE(differs) << "byte " << at;
   }
+}
+
+// Wherever the target begins, and whatever of the bytes before is still held back.
+TEST(Xxh3, CopiesOnTheWay) {
+  constexpr std::size_t kLine = 64, kRoom = 80000;
+  const Bytes bytes = sample(kRoom);
+  Bytes memory(kRoom + 2 * kLine);
+  const auto beyond = reinterpret_cast<std::uintptr_t>(memory.data()) % kLine;
+  std::byte* const line = memory.data() + (kLine - beyond);
+  for (const std::size_t before : {0u, 1u, 64u, 192u, 256u, 257u, 3000u}) {
+    for (const std::size_t length : {0u, 1u, 319u, 320u, 321u, 1024u, 4096u, 5001u, 70000u}) {
+      for (const std::size_t skew : {0u, 1u, 32u}) {
+        std::fill(memory.begin(), memory.end(), std::byte{0});
+        std::byte* const target = line + skew;
+        const ByteView all = ByteView(bytes).first(before + length);
+        Xxh3 hash;
+        hash.update(all.first(before));
+        hash.update_and_stream(all.subspan(before), target);
+        fence_streamed();
+        EXPECT_EQ(hash.digest_128(), xxh3_128(all)) << before << " " << length << " " << skew;
+        EXPECT_TRUE(std::equal(target, target + length, bytes.begin() + static_cast<std::ptrdiff_t>(before)));
+        EXPECT_EQ(target[length], std::byte{0});
+        hash.update(ByteView(bytes).first(100));  // goes on from there
+        Xxh3 whole;
+        whole.update(all);
+        whole.update(ByteView(bytes).first(100));
+        EXPECT_EQ(hash.digest_128(), whole.digest_128());
+      }
+    }
+  }
+}
+
+// The second run of two is digested in whole lines, too, when both have whole ones.
+TEST(Xxh3, CopiesRunsOneBehindTheOther) {
+  constexpr std::size_t kRun = 64u << 10;
+  const Bytes bytes = sample(4 * kRun);
+  Bytes target(bytes.size() + 64);
+  const auto beyond = reinterpret_cast<std::uintptr_t>(target.data()) % 64;
+  std::byte* const to = target.data() + (64 - beyond);
+  Xxh3 hash;
+  for (std::size_t at = 0; at < bytes.size(); at += kRun) {
+    hash.update_and_stream(ByteView(bytes).subspan(at, kRun), to + at);
+  }
+  fence_streamed();
+  EXPECT_EQ(hash.digest_128(), xxh3_128(bytes));
+  EXPECT_TRUE(std::equal(bytes.begin(), bytes.end(), to));
 }
 
 }  // namespace

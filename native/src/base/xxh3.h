@@ -36,6 +36,8 @@ class Xxh3 {
   Xxh3(const Xxh3& other) { *this = other; }
   Xxh3& operator=(const Xxh3& other);
   void update(ByteView bytes);
+  // The same, and copies the bytes to `to`, past the cache: fence_streamed() (base/block_copy.h) must follow.
+  void update_and_stream(ByteView bytes, std::byte* to);
   // Of all bytes so far; more may follow.
   std::uint64_t digest_64() const;
   Hash128 digest_128() const;

@@ -8,11 +8,9 @@
 namespace kvferry::store {
 namespace {
 
-// Digested and copied in turn. Small enough for the processor to work on the digest of one step while the stores of the
-// one before still drain: measured, 1 to 4 KiB do that, and with more one waits for the other.
-constexpr std::size_t kDigestStep = 2048;
-constexpr std::size_t kCacheLine = 64;
-constexpr std::size_t kAhead = 4096;  // how far ahead of the copy the source is fetched
+// Copied while it is still in the cache from being digested.
+constexpr std::size_t kCachedStep = 2048;
+constexpr std::size_t kShortestStreamed = 4096;
 
 template <typename Runs>
 std::uint64_t sum(Runs runs) {
@@ -85,17 +83,13 @@ void copy_runs(ConstPieces from, Pieces to) { copy_runs(from, to, suitable(from,
 ContentDigest copy_and_digest(ConstPieces from, Pieces to, Stores stores) {
   Xxh3 hash;
   walk(from, to, SIZE_MAX, [&](const std::byte* source, std::byte* target, std::size_t length) {
-    const bool streaming = stores == Stores::kStreaming && length >= kAhead;
-    // The first step ends at a whole cache line of the target, so that all others are whole lines.
-    std::size_t step = kDigestStep - reinterpret_cast<std::uintptr_t>(target) % kCacheLine;
-    for (std::size_t at = 0; at < length; at += step, step = kDigestStep) {
-      step = std::min(step, length - at);
+    if (stores == Stores::kStreaming && length >= kShortestStreamed) {
+      return hash.update_and_stream({source, length}, target);
+    }
+    for (std::size_t at = 0; at < length; at += kCachedStep) {
+      const std::size_t step = std::min(kCachedStep, length - at);
       hash.update({source + at, step});
-      if (streaming) {
-        stream_block({target + at, source + at, step}, source + std::min(at + kAhead, length - step));
-      } else {
-        std::memcpy(target + at, source + at, step);
-      }
+      std::memcpy(target + at, source + at, step);
     }
   });
   if (stores == Stores::kStreaming) fence_streamed();
