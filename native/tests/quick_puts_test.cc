@@ -246,8 +246,18 @@ TEST(QuickPuts, OffersFollowTheSizesOfTheValues) {
   for (std::uint64_t i = 1; i <= number; ++i) EXPECT_TRUE(holds_version(store, i, 0)) << i;
 }
 
+// Otherwise they would take the place of all others, as long as the client puts anything.
+TEST(QuickPuts, OffersOfSizesThatAreNotWrittenAnyMoreStandBack) {
+  const StoreOnMemory store(options_of(16u << 20));
+  store->allow_quick_puts(true);
+  const QuickClient client(store);
+  ASSERT_TRUE(client.put_surely(1));
+  EXPECT_TRUE(client.put_surely(2, 0, 32 * kSize)) << "half of all that may be offered";
+  EXPECT_TRUE(client.put_surely(3));
+}
+
 TEST(QuickPuts, NonsenseInTheSharedMemoryHarmsNobody) {
-  const StoreOnMemory store(options_of());
+  const StoreOnMemory store(options_of(32u << 20));
   store->allow_quick_puts(true);
   const QuickClient good(store);
   const QuickClient bad(store);

@@ -153,6 +153,7 @@ class LocalStoreImpl final : public LocalStore {
   void settle_quick();
   void take_in(QuickPuts::Put& put);
   void offer_memory();
+  bool may_offer(std::uint64_t room) const;
   bool offer_one(const QuickPuts::Want& want);
   bool free_offers(std::vector<QuickPuts::Offer> offers);  // true: there were any
   void end_client(std::uint32_t page);

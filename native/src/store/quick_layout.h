@@ -9,6 +9,7 @@
 // its own put.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <span>
 
@@ -16,23 +17,31 @@
 
 namespace kvferry::store {
 
-inline constexpr std::uint32_t kQuickEntries = 32;  // of one client
-inline constexpr std::uint32_t kQuickWaiting = 64;  // puts of all clients that may wait to be taken in
+inline constexpr std::uint32_t kQuickEntries = 64;   // of one client
+inline constexpr std::uint32_t kQuickWaiting = 128;  // puts of all clients that may wait to be taken in
+inline constexpr std::uint32_t kQuickTextBytes =
+    424;  // of key and tenant together; with longer ones puts go by message
+
+// How many places for values of `room` bytes (as the arenas round them) a client is offered, if there is memory.
+constexpr std::uint32_t quick_offers_for(std::uint64_t room) {
+  constexpr std::uint64_t kClientBytes = 16u << 20;
+  return static_cast<std::uint32_t>(std::clamp<std::uint64_t>(kClientBytes / room, 2, kQuickEntries));
+}
 
 struct QuickDoor {
-  std::uint64_t version = 0;  // 40 bits
+  std::uint64_t version = 0;  // 39 bits
   std::uint32_t waiting = 0;  // how many are in the list, 8 bits
-  std::uint32_t last = 0;     // QuickRef of the newest, 14 bits; 0: none
+  std::uint32_t last = 0;     // QuickRef of the newest, 15 bits; 0: none
   bool locked = false;        // the node is taking in
   bool open = false;          // else all puts go by message
 
-  static constexpr std::uint64_t kVersions = (1ull << 40) - 1;
+  static constexpr std::uint64_t kVersions = (1ull << 39) - 1;
   static QuickDoor of(std::uint64_t word) {
-    return {word >> 24, static_cast<std::uint32_t>(word >> 16 & 0xff), static_cast<std::uint32_t>(word >> 2 & 0x3fff),
+    return {word >> 25, static_cast<std::uint32_t>(word >> 17 & 0xff), static_cast<std::uint32_t>(word >> 2 & 0x7fff),
             (word & 2) != 0, (word & 1) != 0};
   }
   std::uint64_t word() const {
-    return (version & kVersions) << 24 | std::uint64_t{waiting} << 16 | std::uint64_t{last} << 2 | (locked ? 2u : 0u) |
+    return (version & kVersions) << 25 | std::uint64_t{waiting} << 17 | std::uint64_t{last} << 2 | (locked ? 2u : 0u) |
            (open ? 1u : 0u);
   }
 };
@@ -47,15 +56,15 @@ struct QuickEntry {
   std::uint64_t parent[2];
   std::uint32_t depth;
   std::uint16_t key_bytes, tenant_bytes;
-  char text[kMaxKeyBytes + 256];  // key, then tenant
+  char text[kQuickTextBytes];  // key, then tenant
 };
-static_assert(sizeof(QuickEntry) == 1368);
+static_assert(sizeof(QuickEntry) == 512);
 
 struct QuickPage {
   SharedWord state[kQuickEntries];  // quick_state()
   QuickEntry entries[kQuickEntries];
 };
-static_assert(sizeof(QuickPage) == 44032);
+static_assert(sizeof(QuickPage) == 33280);
 
 enum class QuickUse : std::uint8_t { kNone = 0, kOffered = 1, kTaken = 2 };
 // Who may write to an entry and its memory: nobody; whoever takes it; the client.
@@ -86,6 +95,6 @@ struct QuickMemory {
     return pages[(ref - 1) / kQuickEntries].entries[(ref - 1) % kQuickEntries];
   }
 };
-static_assert(LocalStore::kMaxClients * kQuickEntries < 1u << 14);
+static_assert(LocalStore::kMaxClients * kQuickEntries < 1u << 15 && kQuickWaiting < 1u << 8);
 
 }  // namespace kvferry::store

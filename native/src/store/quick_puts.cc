@@ -8,11 +8,7 @@
 namespace kvferry::store {
 namespace {
 
-constexpr std::uint64_t kClientBytes = 32u << 20;  // offered to one client
-constexpr std::uint64_t kFewest = 2, kMost = 16;   // of one size
 constexpr milliseconds kIdle{1000};
-
-std::uint64_t count_for(std::uint64_t room) { return std::clamp(kClientBytes / room, kFewest, kMost); }
 
 std::uint64_t rounded(std::uint64_t bytes) { return ExtentAllocator::rounded(bytes); }
 
@@ -79,7 +75,7 @@ std::optional<QuickPuts::Put> QuickPuts::take(std::uint32_t ref) {
 void QuickPuts::read(const QuickEntry& entry, Put* put) {
   const std::size_t key = entry.key_bytes;
   const std::size_t tenant = entry.tenant_bytes;
-  if (key == 0 || key > kMaxKeyBytes || tenant > kMaxTenantBytes) return;
+  if (key == 0 || tenant > kMaxTenantBytes || key + tenant > kQuickTextBytes) return;
   NewObject& object = put->object;
   object.id = {entry.id[0].load(std::memory_order_relaxed), entry.id[1].load(std::memory_order_relaxed)};
   object.key.assign(entry.text, key);
@@ -106,7 +102,7 @@ std::vector<QuickPuts::Want> QuickPuts::wanted() {
     const Client* const of = clients_[page].get();
     if (of == nullptr || of->room == 0) continue;
     const auto has = std::ranges::count_if(of->offers, [&](const auto& o) { return o && o->room == of->room; });
-    const auto lacks = static_cast<std::int64_t>(count_for(of->room)) - has;
+    const auto lacks = std::int64_t{quick_offers_for(of->room)} - has;
     for (std::int64_t i = 0; i < lacks; ++i) all.push_back({page, of->room});
   }
   return all;

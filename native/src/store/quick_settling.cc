@@ -65,15 +65,21 @@ void LocalStoreImpl::take_in(QuickPuts::Put& put) {
 }
 
 void LocalStoreImpl::offer_memory() {
+  std::optional<std::uint32_t> refused;  // of one page, which have the same size
   for (const QuickPuts::Want& want : quick_.wanted()) {
-    if (!offer_one(want)) return;
+    if (want.page != refused && !offer_one(want)) refused = want.page;
   }
 }
 
-bool LocalStoreImpl::offer_one(const QuickPuts::Want& want) {
-  const std::uint64_t offered = quick_.bytes() + want.room;
+bool LocalStoreImpl::may_offer(std::uint64_t room) const {
+  const std::uint64_t offered = quick_.bytes() + room;
   if (offered > memory_.arenas().capacity() / kOfferedShare || used_bytes() + offered > high_water_) return false;
-  if (quick_.offers() + 1 > table_->slots_left() / kOfferedSlots) return false;
+  return quick_.offers() + 1 <= table_->slots_left() / kOfferedSlots;
+}
+
+bool LocalStoreImpl::offer_one(const QuickPuts::Want& want) {
+  // What the client was offered for values of other sizes stands back first: it does not write such ones now.
+  if (!may_offer(want.room) && !(free_offers(quick_.take_back_others(want.page)) && may_offer(want.room))) return false;
   auto places = memory_.allocate(want.room);
   if (!places) return false;
   const auto slot = places->size() == 1 ? table_->take_slot() : std::nullopt;

@@ -10,8 +10,7 @@ namespace kvferry::store {
 namespace {
 
 // The node hears of puts at the latest when it looks after its clients, some times a second. Before that it is told
-// when so few offers are left, or so many puts wait.
-constexpr std::uint32_t kFewOffers = 4;
+// when so many puts wait, or half of the offers are used: then it has time to make new ones before the last is.
 constexpr std::uint32_t kManyWaiting = kQuickWaiting / 2;
 
 std::uint64_t offered(std::uint64_t bytes) { return quick_state(ExtentAllocator::rounded(bytes), QuickUse::kOffered); }
@@ -95,10 +94,10 @@ bool QuickWriter::hang(std::uint32_t entry, const QuickDoor& door, std::uint64_t
 bool QuickWriter::should_ring(std::uint64_t bytes) const {
   const QuickDoor door = QuickDoor::of(memory_.door->load(std::memory_order_relaxed));
   if (door.waiting == kManyWaiting) return true;
-  std::uint32_t left = 0;
-  for (const SharedWord& state : mine_->state)
-    left += state.load(std::memory_order_relaxed) == offered(bytes) ? 1u : 0u;
-  return left <= 1 || left == kFewOffers;
+  const std::uint64_t free = offered(bytes);
+  const auto left = std::ranges::count_if(
+      mine_->state, [free](const SharedWord& state) { return state.load(std::memory_order_relaxed) == free; });
+  return left <= 1 || left == quick_offers_for(ExtentAllocator::rounded(bytes)) / 2;
 }
 
 }  // namespace kvferry::store

@@ -19,7 +19,7 @@ class QuickWriter {
 
   static bool suits(const NewObject& object) {
     return object.bytes > 0 && object.bytes <= kMaxObjectBytes && object.replicas == 1 && object.tags.empty() &&
-           !object.extra && object.key.size() <= kMaxKeyBytes && object.tenant.size() <= kMaxTenantBytes;
+           !object.extra && object.key.size() + object.tenant.size() <= kQuickTextBytes;
   }
   bool waiting() const;  // puts of any client that are not in the index yet
   bool may_put() const;
@@ -51,7 +51,7 @@ class QuickWriter {
   bool should_ring(std::uint64_t bytes) const;
 
  private:
-  static constexpr int kAttempts = 64;
+  static constexpr int kAttempts = 1024;  // enough for the node to take in all that may wait
   static void rest() { std::this_thread::yield(); }
   bool is_in_list(const QuickDoor& door, const ObjectId& id) const;
   bool hang(std::uint32_t entry, const QuickDoor& door, std::uint64_t word) const;
