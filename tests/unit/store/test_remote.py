@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from kvferry.config import load_config
-from kvferry.errors import OutOfRangeError, ResourceExhaustedError
+from kvferry.errors import ConflictError, OutOfRangeError, ResourceExhaustedError
 from kvferry.store import Store, open_store
 from kvferry.testing.nodes import NodeChild
 
@@ -68,3 +68,19 @@ def test_one_value_without_room_is_no_error_of_the_others(remote: Store, node: N
             assert near.exists_many(keys).tolist() == [error is None for error in right]
         for view in views:
             view.close()
+
+
+def test_of_equal_keys_the_first_is_stored(remote: Store, node: NodeChild) -> None:
+    """However far apart they are in one call, of which the node reads several parts at once."""
+    with node.open() as near:
+        for name, store in (("near", near), ("remote", remote)):
+            values = [np.full(MIB, number, dtype=np.uint8) for number in range(6)]
+            keys = [f"{name} {number}" for number in (0, 1, 2, 3, 4, 0)]
+            results = store.put_many(keys, values, timeout_s=10)
+            assert [result.created for result in results] == [True] * 5 + [False]
+            assert isinstance(results[5].error, ConflictError)
+            assert store.get(keys[0]) == values[0].tobytes()
+            [same, once_more] = store.put_many([keys[1], keys[1]], [values[1]] * 2, timeout_s=10)
+            assert same.error is None
+            assert once_more.error is None
+            store.remove_many(keys)

@@ -1,6 +1,7 @@
 #include "store/client/puts.h"
 
 #include <algorithm>
+#include <deque>
 #include <optional>
 #include <string>
 #include <utility>
@@ -58,6 +59,14 @@ void fail_all(Part offers, const Status& why) {
   for (Offer* offer : offers) {
     if (!offer->done) offer->finish({why, false, 0});
   }
+}
+
+bool keys_differ(const Offers& offers) {
+  std::vector<ObjectId> ids;
+  ids.reserve(offers.size());
+  for (const Offer* offer : offers) ids.push_back(offer->object.id);
+  std::ranges::sort(ids);
+  return std::ranges::adjacent_find(ids) == ids.end();
 }
 
 // The node has no room for it yet, but may have soon. Others need not be asked again.
@@ -159,17 +168,15 @@ class ToNode {
     std::uint64_t total = 0;
     for (const Offer* offer : offers) total += offer->object.bytes;
     const Stores stores = total >= kStreamedBytes ? Stores::kStreaming : Stores::kCached;
-    bool ring = false;
     std::size_t stored = 0;
     for (; stored < offers.size(); ++stored) {
       Offer& offer = *offers[stored];
       const LocalReader::QuickPut put = node_memory.put(offer.object, offer.value, stores);
       if (!put.stored) break;
-      ring = ring || put.ring;
+      if (put.ring) (void)core_.rpc->post(node(), Ping{}, deadline_);  // it makes new offers while we go on
       offer.finish({{}, true, 1});
     }
     offers.erase(offers.begin(), offers.begin() + static_cast<std::ptrdiff_t>(stored));
-    if (ring && offers.empty()) (void)core_.rpc->post(node(), Ping{}, deadline_);
   }
 
   // Each part's memory is asked for before the one before it is written, and while a part is written, the node commits
@@ -271,13 +278,18 @@ class ToNode {
     return std::nullopt;
   }
 
-  // The node reads a part while the next one is digested.
+  // The node reads a part while it checks the one before it, and the next one is digested here. Of equal keys the first
+  // one is to be stored: then one part after the other.
   void put_from(const Offers& offers) {
     ProgramMemory::Use memory(*core_.memory, home_.connection()->peer);
     std::vector<std::span<const std::byte>> sources;
     for (const Offer* offer : offers) sources.insert(sources.end(), offer->value.begin(), offer->value.end());
     if (const Status covered = memory.cover(sources, kRemoteRead); !covered.ok()) return fail_all(offers, covered);
-    std::optional<Pulling> pulling;
+    const std::size_t at_once = keys_differ(offers) ? 2 : 1;
+    std::deque<std::optional<Pulling>> pulling;
+    const auto conclude_to = [&](std::size_t left) {
+      for (; pulling.size() > left; pulling.pop_front()) conclude(pulling.front());
+    };
     in_parts(offers, kMaxPutFrom, kPullBytes, [&](Part part) {
       PutFrom request;
       Offers sent;
@@ -290,10 +302,11 @@ class ToNode {
           offer->finish({pieces.status(), false, 0});
         }
       }
-      conclude(pulling);
-      if (!sent.empty()) pulling.emplace(std::move(sent), core_.rpc->start(node(), request, deadline_));
+      conclude_to(at_once - 1);
+      if (sent.empty()) return;
+      pulling.emplace_back(std::in_place, std::move(sent), core_.rpc->start(node(), request, deadline_));
     });
-    conclude(pulling);
+    conclude_to(0);
   }
 
   static Result<std::vector<wire::PieceDescriptor>> describe(ConstPieces value, ProgramMemory::Use& memory) {
