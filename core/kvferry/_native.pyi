@@ -902,6 +902,9 @@ class Store:
         timeout_s: float,
         verify: bool | None,
     ) -> list[typing.Any]: ...
+    def get_into_buffers(
+        self, keys: typing.Any, buffers: BufferRuns, timeout_s: float, verify: bool | None
+    ) -> list[typing.Any]: ...
     def get_range(
         self, key: bytes, offset: int, address: int, length_bytes: int, timeout_s: float
     ) -> int: ...
@@ -919,6 +922,9 @@ class Store:
         counts: typing_extensions.Buffer,
         arguments: PutArguments,
         parents: typing.Any | None,
+    ) -> list[typing.Any]: ...
+    def put_buffers(
+        self, keys: typing.Any, buffers: BufferRuns, arguments: PutArguments, parents: typing.Any | None
     ) -> list[typing.Any]: ...
     def register_memory(self, address: int, length_bytes: int) -> None: ...
     def remove(self, keys: typing.Any, timeout_s: float) -> list[typing.Any]: ...
@@ -994,7 +1000,9 @@ BLOCKING: tuple[str, ...] = (
     "Node.close",
     "Store.error",
     "Store.put",
+    "Store.put_buffers",
     "Store.get_into",
+    "Store.get_into_buffers",
     "Store.get_range",
     "Store.sizes",
     "Store.exists",

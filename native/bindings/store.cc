@@ -73,10 +73,9 @@ struct PutArguments {
 };
 
 // One (error or None, created, replicas) per key.
-Objects put(Store& self, const py::object& keys, const py::buffer& addresses, const py::buffer& lengths,
-            const py::buffer& counts, const PutArguments& arguments, const std::optional<py::object>& parents) {
+Objects put_all(Store& self, const py::object& keys, const Runs<const std::byte>& runs, const PutArguments& arguments,
+                const std::optional<py::object>& parents) {
   const Keys names(keys);
-  const Runs<const std::byte> runs(addresses, lengths, counts);
   const std::optional<Keys> before = parents ? std::optional<Keys>(*parents) : std::nullopt;
   PutOptions options;
   options.timeout = to_milliseconds(arguments.timeout_s);
@@ -97,11 +96,20 @@ Objects put(Store& self, const py::object& keys, const py::buffer& addresses, co
   return out;
 }
 
+Objects put(Store& self, const py::object& keys, const py::buffer& addresses, const py::buffer& lengths,
+            const py::buffer& counts, const PutArguments& arguments, const std::optional<py::object>& parents) {
+  return put_all(self, keys, Runs<const std::byte>(addresses, lengths, counts), arguments, parents);
+}
+
+Objects put_buffers(Store& self, const py::object& keys, const BufferRuns& buffers, const PutArguments& arguments,
+                    const std::optional<py::object>& parents) {
+  return put_all(self, keys, Runs<const std::byte>(buffers), arguments, parents);
+}
+
 // One (error or None, bytes) per key.
-Objects get_into(Store& self, const py::object& keys, const py::buffer& addresses, const py::buffer& lengths,
-                 const py::buffer& counts, double timeout_s, std::optional<bool> verify) {
+Objects get_all_into(Store& self, const py::object& keys, const Runs<std::byte>& runs, double timeout_s,
+                     std::optional<bool> verify) {
   const Keys names(keys);
-  const Runs<std::byte> runs(addresses, lengths, counts);
   std::vector<GetResult> results;
   {
     const GilRelease unlocked;
@@ -110,6 +118,16 @@ Objects get_into(Store& self, const py::object& keys, const py::buffer& addresse
   Objects out;
   for (const GetResult& result : results) out.append(py::make_tuple(to_exception(result.status), result.bytes));
   return out;
+}
+
+Objects get_into(Store& self, const py::object& keys, const py::buffer& addresses, const py::buffer& lengths,
+                 const py::buffer& counts, double timeout_s, std::optional<bool> verify) {
+  return get_all_into(self, keys, Runs<std::byte>(addresses, lengths, counts), timeout_s, verify);
+}
+
+Objects get_into_buffers(Store& self, const py::object& keys, const BufferRuns& buffers, double timeout_s,
+                         std::optional<bool> verify) {
+  return get_all_into(self, keys, Runs<std::byte>(buffers), timeout_s, verify);
 }
 
 std::uint64_t get_range(Store& self, const py::bytes& key, std::uint64_t offset, std::uintptr_t address,
@@ -293,6 +311,9 @@ py::object error_of(const Store& self) {
 void bind_calls(StoreClass& cls, Blocking& blocking) {
   cls.def("put", &put, py::arg("keys"), py::arg("addresses"), py::arg("lengths"), py::arg("counts"),
           py::arg("arguments"), py::arg("parents"))
+      .def("put_buffers", &put_buffers, py::arg("keys"), py::arg("buffers"), py::arg("arguments"), py::arg("parents"))
+      .def("get_into_buffers", &get_into_buffers, py::arg("keys"), py::arg("buffers"), py::arg("timeout_s"),
+           py::arg("verify"))
       .def("get_into", &get_into, py::arg("keys"), py::arg("addresses"), py::arg("lengths"), py::arg("counts"),
            py::arg("timeout_s"), py::arg("verify"))
       .def("get_range", &get_range, py::arg("key"), py::arg("offset"), py::arg("address"), py::arg("length_bytes"),
@@ -304,8 +325,9 @@ void bind_calls(StoreClass& cls, Blocking& blocking) {
       .def("remove", &remove, py::arg("keys"), py::arg("timeout_s"))
       .def("prefetch", &prefetch, py::arg("keys"), py::arg("within_s"))
       .def("list_objects", &list, py::arg("prefix"), py::arg("after"), py::arg("limit"), py::arg("timeout_s"));
-  for (const char* name : {"put", "get_into", "get_range", "sizes", "exists", "match_prefix", "view", "remove",
-                           "prefetch", "list_objects", "__init__", "open", "embedded"}) {
+  for (const char* name :
+       {"put", "put_buffers", "get_into", "get_into_buffers", "get_range", "sizes", "exists", "match_prefix", "view",
+        "remove", "prefetch", "list_objects", "__init__", "open", "embedded"}) {
     blocking.note(std::string("Store.") + name);
   }
   blocking.def(

@@ -64,17 +64,26 @@ void Keys::read_array(const py::buffer& array) {
 
 template <typename Byte>
 Runs<Byte>::Runs(const py::buffer& addresses, const py::buffer& lengths, const py::buffer& counts) {
-  const auto starts = read_dense<std::uint64_t>(addresses, "addresses");
-  const auto sizes = read_dense<std::uint64_t>(lengths, "lengths");
-  const auto per_value = read_dense<std::int64_t>(counts, "counts");
+  lay_out(read_dense<std::uint64_t>(addresses, "addresses"), read_dense<std::uint64_t>(lengths, "lengths"),
+          read_dense<std::int64_t>(counts, "counts"));
+}
+
+template <typename Byte>
+Runs<Byte>::Runs(const BufferRuns& found) {
+  lay_out(found.addresses_, found.lengths_, found.counts_);
+}
+
+template <typename Byte>
+void Runs<Byte>::lay_out(std::span<const std::uint64_t> starts, std::span<const std::uint64_t> sizes,
+                         std::span<const std::int64_t> counts) {
   if (starts.size() != sizes.size()) refuse("there must be as many lengths as addresses");
   runs_.reserve(starts.size());
   for (std::size_t i = 0; i < starts.size(); ++i) {
     runs_.emplace_back(reinterpret_cast<Byte*>(starts[i]), sizes[i]);  // NOLINT: an address is what buffers tell
   }
   std::size_t next = 0;
-  values_.reserve(per_value.size());
-  for (const std::int64_t count : per_value) {
+  values_.reserve(counts.size());
+  for (const std::int64_t count : counts) {
     if (count < 0 || static_cast<std::size_t>(count) > runs_.size() - next) refuse("counts do not fit the addresses");
     values_.emplace_back(runs_.data() + next, static_cast<std::size_t>(count));
     next += static_cast<std::size_t>(count);

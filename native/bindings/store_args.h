@@ -29,20 +29,6 @@ class Keys {
   std::vector<std::string_view> views_;
 };
 
-// The memory of each value: `counts[i]` runs of value i follow one another in `addresses` and `lengths`. All dense
-// arrays, uint64, uint64 and int64. The caller keeps the memory itself alive.
-template <typename Byte>
-class Runs {
- public:
-  using Values = std::span<const std::span<const std::span<Byte>>>;
-  Runs(const py::buffer& addresses, const py::buffer& lengths, const py::buffer& counts);
-  Values values() const { return values_; }
-
- private:
-  std::vector<std::span<Byte>> runs_;
-  std::vector<std::span<const std::span<Byte>>> values_;
-};
-
 // The memory of values that are plain buffers (bytes, bytearrays, memoryviews, numpy arrays), or lists and tuples of
 // such: the usual ones, found without a step of Python for each. Holds the buffers as long as it lives.
 class BufferRuns {
@@ -58,6 +44,8 @@ class BufferRuns {
   py::bytes counts() const { return as_bytes(counts_); }
 
  private:
+  template <typename Byte>
+  friend class Runs;
   BufferRuns() = default;
   bool add(PyObject* buffer, bool writable);
   template <typename T>
@@ -67,6 +55,23 @@ class BufferRuns {
   std::vector<Py_buffer> buffers_;
   std::vector<std::uint64_t> addresses_, lengths_;
   std::vector<std::int64_t> counts_;
+};
+
+// The memory of each value: `counts[i]` runs of value i follow one another in `addresses` and `lengths`. All dense
+// arrays, uint64, uint64 and int64. The caller keeps the memory itself alive.
+template <typename Byte>
+class Runs {
+ public:
+  using Values = std::span<const std::span<const std::span<Byte>>>;
+  Runs(const py::buffer& addresses, const py::buffer& lengths, const py::buffer& counts);
+  explicit Runs(const BufferRuns& found);
+  Values values() const { return values_; }
+
+ private:
+  void lay_out(std::span<const std::uint64_t> starts, std::span<const std::uint64_t> sizes,
+               std::span<const std::int64_t> counts);
+  std::vector<std::span<Byte>> runs_;
+  std::vector<std::span<const std::span<Byte>>> values_;
 };
 
 extern template class Runs<std::byte>;

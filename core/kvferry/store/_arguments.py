@@ -104,6 +104,19 @@ def runs_of(values: Sequence[Any], *, writable: bool) -> Runs:
 
     Raises `InvalidArgumentError` for what has no contiguous host memory, or is read-only though `writable`.
     """
+    found = buffers_or_runs(values, writable=writable)
+    if isinstance(found, Runs):
+        return found
+    return Runs(
+        np.frombuffer(found.addresses, dtype=np.uint64),
+        np.frombuffer(found.lengths, dtype=np.uint64),
+        np.frombuffer(found.counts, dtype=np.int64),
+        [found],
+    )
+
+
+def buffers_or_runs(values: Sequence[Any], *, writable: bool) -> _native.BufferRuns | Runs:
+    """As `runs_of`, but as the native store found it where it could by itself, which saves arrays."""
     if isinstance(values, (bytes, bytearray, memoryview, str)):
         raise InvalidArgumentError(f"there must be a sequence of values, not one {type(values).__name__}")
     if not isinstance(
@@ -114,12 +127,7 @@ def runs_of(values: Sequence[Any], *, writable: bool) -> Runs:
         )
     found = _native.BufferRuns.find(values, writable)
     if found is not None:
-        return Runs(
-            np.frombuffer(found.addresses, dtype=np.uint64),
-            np.frombuffer(found.lengths, dtype=np.uint64),
-            np.frombuffer(found.counts, dtype=np.int64),
-            [found],
-        )
+        return found
     memories: list[Memory] = []
     counts = np.empty(len(values), dtype=np.int64)
     for index, value in enumerate(values):

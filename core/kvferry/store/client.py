@@ -16,6 +16,7 @@ from kvferry.errors import InvalidArgumentError, KVFerryError, NotFoundError, Ou
 from kvferry.store._arguments import (
     Keys,
     Runs,
+    buffers_or_runs,
     flag_argument,
     key_bytes,
     keys_argument,
@@ -30,6 +31,7 @@ from kvferry.store.results import GetResult, PutResult
 from kvferry.store.view import View
 from kvferry.transfer import memory_of
 
+_tuple: Any = tuple.__new__  # a named one from one without names, without a call of Python for each
 _MAX_LIST = 1000  # objects asked for at once by `scan`
 _MAX_REPLICAS = 16  # as store.replicas
 
@@ -49,6 +51,8 @@ class Store:
     def __init__(self, native: _native.Store, *, timeout_s: float, owned: Any = None) -> None:
         self._native = native
         self._timeout_s = timeout_s
+        self._usual = _native.PutArguments()  # of puts without any option
+        self._usual.timeout_s = timeout_s
         self._owned = owned  # e.g. the node embedded with it, closed after it
 
     @functools.cached_property
@@ -76,10 +80,9 @@ class Store:
         now), `OutOfRangeError` (larger than the node's memory), `InvalidArgumentError`, `UnavailableError`,
         `DeadlineExceededError`.
         """
-        parents = None if parent is None else [parent]
-        [result] = self.put_many(
-            [key], [value], replicas=replicas, ttl_s=ttl_s, tags=tags, parents=parents, timeout_s=timeout_s
-        )
+        arguments = self._put_arguments(replicas, ttl_s, tags, False, timeout_s)
+        parents = None if parent is None else [key_bytes(parent)]
+        [result] = self._put([key_bytes(key)], buffers_or_runs((value,), writable=False), arguments, parents)
         if result.error is not None:
             raise result.error
         return result
@@ -97,16 +100,9 @@ class Store:
         timeout_s: float | None = None,
     ) -> list[PutResult]:
         """Store many values. `chain`: each key's parent is the one before it, as in a prefix of KV blocks."""
-        return self.put_runs(
-            keys,
-            runs_of(values, writable=False),
-            replicas=replicas,
-            ttl_s=ttl_s,
-            tags=tags,
-            parents=parents,
-            chain=chain,
-            timeout_s=timeout_s,
-        )
+        arguments = self._put_arguments(replicas, ttl_s, tags, chain, timeout_s)
+        before = None if parents is None else keys_argument(parents)
+        return self._put(keys_argument(keys), buffers_or_runs(values, writable=False), arguments, before)
 
     def put_runs(
         self,
@@ -121,6 +117,16 @@ class Store:
         timeout_s: float | None = None,
     ) -> list[PutResult]:
         """As `put_many`, from addresses: for callers that have thousands of runs in arrays."""
+        arguments = self._put_arguments(replicas, ttl_s, tags, chain, timeout_s)
+        before = None if parents is None else keys_argument(parents)
+        return self._put(keys_argument(keys), runs, arguments, before)
+
+    def _put_arguments(
+        self, replicas: int, ttl_s: float | None, tags: Sequence[str], chain: bool, timeout_s: float | None
+    ) -> _native.PutArguments:
+        untimed = ttl_s is None and timeout_s is None and chain is False
+        if untimed and isinstance(tags, tuple) and not tags and isinstance(replicas, int) and replicas == 0:
+            return self._usual
         arguments = _native.PutArguments()
         arguments.timeout_s = self._timeout(timeout_s)
         replicas = whole_argument("replicas", replicas)
@@ -132,11 +138,18 @@ class Store:
         arguments.ttl_s = None if ttl_s is None else seconds_argument("ttl_s", ttl_s)
         arguments.tags = tags_argument(tags)
         arguments.chain = flag_argument("chain", chain)
-        before = None if parents is None else keys_argument(parents)
-        found = self._native.put(
-            keys_argument(keys), runs.addresses, runs.lengths, runs.counts, arguments, before
-        )
-        return [PutResult(*each) for each in found]
+        return arguments
+
+    def _put(
+        self, keys: Any, memory: _native.BufferRuns | Runs, arguments: _native.PutArguments, parents: Any
+    ) -> list[PutResult]:
+        if isinstance(memory, Runs):
+            found = self._native.put(
+                keys, memory.addresses, memory.lengths, memory.counts, arguments, parents
+            )
+        else:
+            found = self._native.put_buffers(keys, memory, arguments, parents)
+        return [_tuple(PutResult, each) for each in found]
 
     # Reading
 
@@ -162,13 +175,10 @@ class Store:
         Raises `NotFoundError` (absent), `OutOfRangeError` (longer than the target), `DeadlineExceededError`,
         `UnavailableError`. After an error the content of the target is undefined.
         """
-        runs = runs_of((target,), writable=True)
-        [(error, count)] = self._native.get_into(
-            [key_bytes(key)], runs.addresses, runs.lengths, runs.counts, self._timeout(timeout_s), None
-        )
-        if error is not None:
-            raise error
-        return int(count)
+        [result] = self._get([key_bytes(key)], buffers_or_runs((target,), writable=True), timeout_s, None)
+        if result.error is not None:
+            raise result.error
+        return result.bytes
 
     def get_many_into(
         self,
@@ -179,17 +189,26 @@ class Store:
         verify: bool | None = None,
     ) -> list[GetResult]:
         """Read many objects. `verify`: check the digest of what was read (default: the store's setting)."""
-        return self.get_runs_into(keys, runs_of(targets, writable=True), timeout_s=timeout_s, verify=verify)
+        return self._get(keys_argument(keys), buffers_or_runs(targets, writable=True), timeout_s, verify)
 
     def get_runs_into(
         self, keys: Keys, runs: Runs, *, timeout_s: float | None = None, verify: bool | None = None
     ) -> list[GetResult]:
         """As `get_many_into`, to addresses: for callers that have thousands of runs in arrays."""
+        return self._get(keys_argument(keys), runs, timeout_s, verify)
+
+    def _get(
+        self, keys: Any, memory: _native.BufferRuns | Runs, timeout_s: float | None, verify: bool | None
+    ) -> list[GetResult]:
         check = None if verify is None else flag_argument("verify", verify)
-        found = self._native.get_into(
-            keys_argument(keys), runs.addresses, runs.lengths, runs.counts, self._timeout(timeout_s), check
-        )
-        return [GetResult(*each) for each in found]
+        limit_s = self._timeout(timeout_s)
+        if isinstance(memory, Runs):
+            found = self._native.get_into(
+                keys, memory.addresses, memory.lengths, memory.counts, limit_s, check
+            )
+        else:
+            found = self._native.get_into_buffers(keys, memory, limit_s, check)
+        return [_tuple(GetResult, each) for each in found]
 
     def get_range(self, key: bytes | str, offset: int, target: Any, *, timeout_s: float | None = None) -> int:
         """Fill the buffer with the object's bytes from `offset` on; return how many.
