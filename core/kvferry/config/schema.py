@@ -81,6 +81,14 @@ class RouterOptions(Options, frozen=True, kw_only=True):
     decode: Annotated[
         tuple[str, ...], Meta(description="Base URLs of the decode servers. At least one is needed.")
     ] = ()
+    encode: Annotated[
+        tuple[str, ...],
+        Meta(
+            description="Base URLs of encode servers (vLLM with an encoder cache connector that produces): "
+            "each image, clip and sound of a chat goes to one of them before the prompt is computed. Empty: "
+            "media are encoded where the prompt is computed."
+        ),
+    ] = ()
     engine: Annotated[
         Literal["vllm", "sglang"],
         Meta(
@@ -134,6 +142,10 @@ class RouterOptions(Options, frozen=True, kw_only=True):
         float,
         _seconds("Time allowed for the prefill step; then the decode server computes the prompt itself."),
     ] = 120.0
+    encode_timeout_s: Annotated[
+        float,
+        _seconds("Time allowed for encoding one medium; then the server that computes the prompt does it."),
+    ] = 30.0
     connect_timeout_s: Annotated[float, _seconds("Time allowed for opening a connection to a server.")] = 5.0
     max_body_bytes: Annotated[
         int,

@@ -49,6 +49,13 @@ METRICS: tuple[Metric, ...] = (
         SECONDS_BUCKETS,
     ),
     Metric(
+        "kvferry_router_encode_total",
+        Kind.COUNTER,
+        "Images, clips and sounds sent to encode servers, by outcome: encoded, refused (the request is at "
+        "fault), failed (no encode server did it in time; the server that computes the prompt does).",
+        ("outcome",),
+    ),
+    Metric(
         "kvferry_router_prefill_seconds",
         Kind.HISTOGRAM,
         "Time of the prefill step of a request that had one.",
@@ -111,7 +118,7 @@ METRICS: tuple[Metric, ...] = (
     Metric(
         "kvferry_router_backend_requests_total",
         Kind.COUNTER,
-        "Requests sent to a server, by role (prefill, decode) and outcome (done, failed, cancelled).",
+        "Requests sent to a server, by role (encode, prefill, decode) and outcome (done, failed, cancelled).",
         ("role", "backend", "outcome"),
     ),
     Metric(

@@ -11,6 +11,7 @@ from aiohttp import web
 
 from kvferry.router.core import Core, Usage
 from kvferry.router.decode import Answer, DecodeStep, NoDecodeError
+from kvferry.router.encode import CHAT_PATH, EncodeStep
 from kvferry.router.instances import Instance
 from kvferry.router.prefill import PrefillStep
 from kvferry.router.protocol import ParsedRequest, error_body, error_event
@@ -95,6 +96,7 @@ class Exchange:
 
     async def _serve(self) -> web.StreamResponse:
         core = self._core
+        await self._encode_media()
         await self._look_up_prefix()
         prefill, decode = core.place(
             self._features,
@@ -108,6 +110,12 @@ class Exchange:
         if params is not None:
             self.outcome.prefill = str(params.get("remote_engine_id") or "handed_off")
         return await self._decode(DecodeStep(*arguments), decode)
+
+    async def _encode_media(self) -> None:
+        """Have images, clips and sounds encoded first, where there are servers for that."""
+        if self._core.pool.encode and self.endpoint == CHAT_PATH:
+            encoded = await EncodeStep(self._core, self._headers, self._parsed).run()
+            self._parsed = msgspec.structs.replace(self._parsed, encoded=encoded)
 
     async def _look_up_prefix(self) -> None:
         """Learn who has how much of the prompt, where that can make a difference."""

@@ -27,6 +27,7 @@ LONGEST_ERROR_TEXT = 300
 class Role(enum.StrEnum):
     """Which step of a request an instance serves."""
 
+    ENCODE = "encode"
     PREFILL = "prefill"
     DECODE = "decode"
 
@@ -142,17 +143,26 @@ class Instance:
 
 
 class Pool:
-    """All instances of both roles, in configuration order, and the turns taken on each side."""
+    """All instances of all roles, in configuration order, and the turns taken on each side."""
 
-    def __init__(self, prefill: Sequence[str], decode: Sequence[str], clock: Callable[[], float]) -> None:
+    def __init__(
+        self,
+        prefill: Sequence[str],
+        decode: Sequence[str],
+        clock: Callable[[], float],
+        encode: Sequence[str] = (),
+    ) -> None:
         if not decode:
             raise ConfigError("no decode server given: pass --decode URL[,URL...]")
+        self.encode = _instances(encode, Role.ENCODE, clock)
         self.prefill = _instances(prefill, Role.PREFILL, clock)
         self.decode = _instances(decode, Role.DECODE, clock)
+        self.encode_turn = 0
         self.prefill_turn = 0
         self.decode_turn = 0
 
     def __iter__(self) -> Iterator[Instance]:
+        yield from self.encode
         yield from self.prefill
         yield from self.decode
 

@@ -28,9 +28,8 @@ from kvferry.router.instances import Instance, Pool, Role
 from kvferry.router.prefill import note_trouble
 from kvferry.router.protocol import decode_body
 from kvferry.router.release import Releaser
-from kvferry.router.scope import Interruption, Scope
 from kvferry.router.streaming import Handoff
-from kvferry.router.upstream import BodyReader, Trouble, UpstreamError, response_headers
+from kvferry.router.upstream import Trouble, UpstreamError, response_headers
 
 logger = logging.getLogger(__name__)
 
@@ -50,10 +49,9 @@ def bootstrap_ports(options: RouterOptions, pool: Pool) -> dict[Instance, int]:
         return {}
     if not servers:
         raise ConfigError("SGLang's decode servers compute no prompts: give --prefill, too")
-    if options.prefill_events:
-        raise ConfigError(
-            "router.prefill_events is for vLLM's servers: leave it out with router.engine sglang"
-        )
+    for name in ("prefill_events", "encode"):
+        if getattr(options, name):
+            raise ConfigError(f"router.{name} is for vLLM's servers: leave it out with router.engine sglang")
     if given and len(given) != len(servers):
         raise ConfigError(
             f"router.bootstrap_ports has {len(given)} ports and router.prefill {len(servers)} servers: give "
@@ -202,17 +200,5 @@ class PairedExchange(Exchange):
         headers = CIMultiDict(self._headers)
         headers["Accept-Encoding"] = "identity"
         limit_s = self._core.options.prefill_timeout_s
-        with Scope(limit_s) as scope:
-            try:
-                response = await self._core.upstream.post(instance, self.endpoint, headers, body)
-                try:
-                    read = await BodyReader(response, instance).read()
-                finally:
-                    response.close()
-            except asyncio.CancelledError:
-                if not scope.is_only_cause or scope.interruption is not Interruption.TIMEOUT:
-                    raise
-                scope.absorb()
-                text = f"prefill server {instance.name}: no answer within {limit_s:g} s"
-                raise UpstreamError(Trouble.TIMEOUT, text) from None
-            return PrefillAnswer(response.status, response.headers, read)
+        answer = await self._core.upstream.ask(instance, self.endpoint, headers, body, limit_s)
+        return PrefillAnswer(*answer)

@@ -50,13 +50,14 @@ class ParsedRequest(msgspec.Struct, frozen=True, kw_only=True):
     """A request body that is a JSON object.
 
     `raw` is what the client sent; `fields` the decoded object without the router's own fields; `bypass` names
-    why the prefill server must not be used, or is None.
+    why the prefill server must not be used, or is None. `encoded` is what encode servers said of its media.
     """
 
     raw: bytes
     fields: dict[str, Any]
     cleaned: bool
     bypass: str | None
+    encoded: dict[str, Any] = {}
 
     @property
     def stream(self) -> bool:
@@ -182,6 +183,8 @@ def prefill_body(request: ParsedRequest, order: Mapping[str, object] | None = No
         fields["max_completion_tokens"] = 1
     fields["ignore_eos"] = True
     fields["kv_transfer_params"] = {**_PREFILL_PARAMS, **(order or {})}
+    if request.encoded:
+        fields["ec_transfer_params"] = request.encoded
     return msgspec.json.encode(fields)
 
 
@@ -189,8 +192,10 @@ def decode_body(request: ParsedRequest, fields: Mapping[str, Any] | None) -> byt
     """Build the decode server's body: the client's own bytes, with the hand-off's fields added, if any.
 
     The client's bytes are kept as they are, so that numbers and text reach the engine unaltered and a long
-    prompt is not encoded again.
+    prompt is not encoded again. A server that is to compute the prompt is told of its media, too.
     """
+    if not fields and request.encoded:
+        fields = {"ec_transfer_params": request.encoded}
     body = msgspec.json.encode(request.fields) if request.cleaned else request.raw
     if not fields:
         return body

@@ -55,7 +55,7 @@ class RouterServer:
     ) -> None:
         self.options = options
         self.port = 0
-        self._pool = Pool(options.prefill, options.decode, time.monotonic)
+        self._pool = Pool(options.prefill, options.decode, time.monotonic, options.encode)
         self._bootstrap_ports = bootstrap_ports(options, self._pool)
         self._policy = policy or (LongestPrefix() if options.prefill_events else RoundRobin())
         self._transfer = transfer or TransferOptions()

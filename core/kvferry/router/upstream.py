@@ -13,6 +13,7 @@ from multidict import CIMultiDict, CIMultiDictProxy
 
 from kvferry.errors import KVFerryError
 from kvferry.router.instances import Instance
+from kvferry.router.scope import Interruption, Scope
 
 # An engine closes connections that were idle for 5 s (uvicorn's default). Ours go first, so that no request
 # is ever sent into a connection that the other end is closing.
@@ -134,6 +135,25 @@ class Upstream:
             )
         except CLIENT_ERRORS as error:
             raise classify(error, instance) from error
+
+    async def ask(
+        self, instance: Instance, path: str, headers: Mapping[str, str], body: bytes, limit_s: float
+    ) -> tuple[int, CIMultiDictProxy[str], bytes]:
+        """Send a request and read all of its answer: status, headers, body. Raises `UpstreamError`."""
+        with Scope(limit_s) as scope:
+            try:
+                response = await self.post(instance, path, headers, body)
+                try:
+                    read = await BodyReader(response, instance).read()
+                finally:
+                    response.close()
+            except asyncio.CancelledError:
+                if not scope.is_only_cause or scope.interruption is not Interruption.TIMEOUT:
+                    raise
+                scope.absorb()
+                text = f"{instance.role.value} server {instance.name}: no answer within {limit_s:g} s"
+                raise UpstreamError(Trouble.TIMEOUT, text) from None
+            return response.status, response.headers, read
 
     async def get(
         self, instance: Instance, path: str, headers: Mapping[str, str], total_s: float
