@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import json
+import os
 import subprocess
 from pathlib import Path
 
@@ -12,6 +13,7 @@ import pytest
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(600)]
 
 PROGRAM = Path(__file__).parent / "cases.py"
+DROP_IN = Path(__file__).resolve().parents[3] / "connectors/mooncake"
 PROGRAM_S = 400.0
 
 
@@ -23,20 +25,33 @@ def names() -> list[str]:
     return found
 
 
-@pytest.fixture(scope="module")
-def results(lmdeploy_python: Path) -> dict[str, str]:
+def run(python: Path, *words: str, **more: str) -> dict[str, str]:
     """What each case found wrong, by name; nothing for one that did not end."""
     done = subprocess.run(
-        [lmdeploy_python, PROGRAM], capture_output=True, text=True, timeout=PROGRAM_S, check=False
-    )
+        [python, PROGRAM, *words], capture_output=True, text=True, timeout=PROGRAM_S, check=False,
+        env={**os.environ, **more},
+    )  # fmt: skip
     lines = [json.loads(line) for line in done.stdout.splitlines() if line.startswith('{"case"')]
     assert lines, done.stdout[-2000:] + done.stderr[-4000:]
     return {line["case"]: line["problem"] for line in lines}
 
 
+@pytest.fixture(scope="module")
+def results(lmdeploy_python: Path) -> dict[str, str]:
+    """What each case found wrong with our backend."""
+    return run(lmdeploy_python)
+
+
 @pytest.mark.parametrize("case", names())
 def test_case(results: dict[str, str], case: str) -> None:
     assert results.get(case, "it did not end") == ""
+
+
+def test_lmdeploys_mooncake_backend_moves_blocks_by_our_module(lmdeploy_python: Path) -> None:
+    path = os.pathsep.join([str(DROP_IN), *filter(None, [os.environ.get("PYTHONPATH")])])
+    problems = run(lmdeploy_python, "mooncake", PYTHONPATH=path)
+    assert [name for name, problem in problems.items() if problem] == [], problems
+    assert len(problems) == 4
 
 
 def test_the_command_line_knows_the_backend(lmdeploy_python: Path) -> None:

@@ -60,8 +60,20 @@ _plan.BlockCachePlan.allocate = lambda self, num_logical_blocks, device: _alloca
 )
 
 
+def use_mooncake() -> None:
+    """Make workers with LMDeploy's own Mooncake backend, on a machine without a network card for it."""
+    from lmdeploy.pytorch.disagg.backend import mooncake
+    from lmdeploy.pytorch.disagg.config import MigrationBackend
+
+    Worker.backend = MigrationBackend.Mooncake
+    mooncake.get_rdma_nics = lambda: ["none"]
+    mooncake.get_local_ip_by_remote = lambda: "127.0.0.1"
+
+
 class Worker:
     """One engine's only worker, with what LMDeploy's HTTP endpoints call."""
+
+    backend: Any = MIGRATION_BACKEND
 
     def __init__(self, name: str) -> None:
         self.name, self.blocks = name, BLOCKS[name]
@@ -72,7 +84,7 @@ class Worker:
         config = CacheConfig(
             max_batches=4, block_size=BLOCK, num_cpu_blocks=0, num_gpu_blocks=self.blocks,
             role=EngineRole.Prefill if name == PREFILL else EngineRole.Decode,
-            migration_backend=MIGRATION_BACKEND,
+            migration_backend=self.backend,
         )  # fmt: skip
         plan = _plan.build_block_cache_plan(model, config, world_size=1)
         self.cache = CacheEngine(config, rank=0, tp_rank=0, cache_stream=object(), block_cache_plan=plan)
