@@ -3,26 +3,19 @@
 from __future__ import annotations
 
 import enum
-import itertools
-import sys
-import threading
 from collections.abc import Sequence
-from typing import Any, Literal, TypeAlias
+from typing import Literal, TypeAlias
 
-import msgspec
-
-from kvferry.config import TransferOptions, environment_value, load_config
-from kvferry.config.schema import DEFAULT_SOURCE
 from kvferry.errors import InvalidArgumentError, KVFerryError
-from kvferry.transfer import SessionEngine, Transfer, resolve_host
+from kvferry.transfer import SessionEngine, Transfer
+from kvferry_mooncake.batches import Batches
 from kvferry_mooncake.codes import ADDRESS_OVERLAPPED, INVALID_ARGUMENT, OK, engine_code, logger
+from kvferry_mooncake.devices import register
+from kvferry_mooncake.listening import options_for, timeout_s
+from kvferry_mooncake.notices import TransferNotify, encoded, received
 
 _REFUSED_PROTOCOLS = {"xgmi"}  # Mooncake refuses it, too: "use hip"
 _LINE_BYTES_PER_S = 1e9  # what a transfer may take longer than its time limit for its size
-_LEAST_TIMEOUT_S = 5.0  # as Mooncake has it
-_MAX_OPEN_BATCHES = 4096  # asynchronous transfers kept whole until somebody asks for their result
-_MAX_RESULTS = 65536  # of more, whether they moved; the oldest are forgotten then
-_MAX_NOTIFIES = 65536  # taken by one get_notifies()
 
 
 class TransferOpcode(enum.IntEnum):
@@ -33,28 +26,6 @@ class TransferOpcode(enum.IntEnum):
 
 
 Opcode: TypeAlias = TransferOpcode
-
-
-class TransferNotify:
-    """A message to the owner of the memory, sent once all bytes of a transfer are there."""
-
-    def __init__(self, name: str = "", msg: str = "") -> None:
-        self.name = name
-        self.msg = msg
-
-    def __repr__(self) -> str:
-        return f"TransferNotify(name={self.name!r}, msg={self.msg!r})"
-
-
-class _Notice(msgspec.Struct, array_like=True, frozen=True):
-    """How a TransferNotify crosses the wire."""
-
-    kind: str
-    name: str
-    msg: str
-
-
-_KIND = "mooncake.notify"
 _OPS: dict[TransferOpcode, Literal["read", "write"]] = {
     TransferOpcode.Read: "read",
     TransferOpcode.Write: "write",
@@ -74,10 +45,7 @@ class TransferEngine:
     def __init__(self) -> None:
         self._engine: SessionEngine | None = None
         self._timeout_s = 0.0
-        self._lock = threading.Lock()  # guards the batches
-        self._batches: dict[int, Transfer | None] = {}  # None: it could not be started
-        self._results: dict[int, bool] = {}
-        self._ids = itertools.count(1)
+        self._batches = Batches()
 
     # Set-up
 
@@ -95,14 +63,14 @@ class TransferEngine:
         if metadata_server != "P2PHANDSHAKE":
             logger.info("metadata server %s is not used: sessions are addresses", metadata_server)
         try:
-            options = _options_for(local_hostname)
+            options = options_for(local_hostname)
             if self._engine is not None:
                 self._engine.close()
             self._engine = SessionEngine(options)
         except KVFerryError as error:
             logger.error("cannot listen on %s: %s", local_hostname, error)
             return INVALID_ARGUMENT
-        self._timeout_s = _timeout_s(options)
+        self._timeout_s = timeout_s(options)
         return OK
 
     def initialize_ext(
@@ -139,7 +107,7 @@ class TransferEngine:
             logger.error("memory at %#x (%d bytes) overlaps with registered memory", buffer_addr, capacity)
             return ADDRESS_OVERLAPPED
         return engine_code(
-            lambda: _register(engine, buffer_addr, capacity, location), f"registering {buffer_addr:#x}"
+            lambda: register(engine, buffer_addr, capacity, location), f"registering {buffer_addr:#x}"
         )
 
     def unregister_memory(self, buffer_addr: int) -> int:
@@ -308,7 +276,7 @@ class TransferEngine:
         try:
             engine.move(
                 session, op, local, remote, lengths,
-                timeout_s=self._limit_s(lengths), notify=_encoded(notify),
+                timeout_s=self._limit_s(lengths), notify=encoded(notify),
             ).raise_if_failed()  # fmt: skip
         except KVFerryError as error:
             logger.error("%s of %d runs, session %s: %s", op, len(lengths), session, error)
@@ -372,7 +340,7 @@ class TransferEngine:
         except KVFerryError as error:
             logger.error("%s of %d runs, session %s: %s", _OPS[opcode], len(lengths), target_hostname, error)
             transfer = None
-        return self._keep(transfer)
+        return self._batches.keep(transfer)
 
     def transfer_submit_write(
         self,
@@ -389,36 +357,12 @@ class TransferEngine:
 
     def get_batch_transfer_status(self, batch_ids: Sequence[int]) -> int:
         """Wait until all of these are over, and forget them; 0 if every one was moved, else -1."""
-        code = OK
-        for batch in batch_ids:
-            with self._lock:
-                moved = self._results.pop(batch, False)
-                transfer = self._batches.pop(batch, None)
-            if not moved and (transfer is None or not transfer.wait() or not _moved(transfer)):
-                code = INVALID_ARGUMENT
-        return code
+        return OK if self._batches.wait_for(batch_ids) else INVALID_ARGUMENT
 
     def transfer_check_status(self, batch_id: int) -> int:
         """Look at a transfer: 1 moved, 0 under way, -1 failed. After 1 and -1 it is forgotten."""
-        with self._lock:
-            transfer = self._batches.get(batch_id)
-            if transfer is not None and not transfer.settled:
-                return 0
-            self._batches.pop(batch_id, None)
-            moved = self._results.pop(batch_id, False)
-        return 1 if moved or _moved(transfer) else INVALID_ARGUMENT
-
-    def _keep(self, transfer: Transfer | None) -> int:
-        with self._lock:
-            if len(self._batches) >= _MAX_OPEN_BATCHES:
-                over = [key for key, each in self._batches.items() if each is None or each.settled]
-                for key in over:
-                    self._results[key] = _moved(self._batches.pop(key))
-                while len(self._results) > _MAX_RESULTS:
-                    del self._results[next(iter(self._results))]
-            batch = next(self._ids)
-            self._batches[batch] = transfer
-        return batch
+        moved = self._batches.ask(batch_id)
+        return 0 if moved is None else 1 if moved else INVALID_ARGUMENT
 
     # The rest
 
@@ -433,20 +377,7 @@ class TransferEngine:
         """Return the messages that came with transfers since the last call, in order of arrival."""
         if self._engine is None:
             return []
-        found: list[TransferNotify] = []
-        for _ in range(_MAX_NOTIFIES):
-            message = self._engine.engine.next_message(0.0)
-            if message is None:
-                break
-            try:
-                notice = msgspec.msgpack.decode(message.body, type=_Notice)
-            except msgspec.DecodeError:
-                notice = None
-            if notice is None or notice.kind != _KIND:
-                logger.warning("a message that is no notification was dropped (%d bytes)", len(message.body))
-            else:
-                found.append(TransferNotify(notice.name, notice.msg))
-        return found
+        return received(self._engine)
 
     def warmup_efa_segment(self, segment_name: str) -> int:
         """Connect to a session ahead of time; 0, or less if it cannot be reached."""
@@ -456,66 +387,6 @@ class TransferEngine:
         return self._timeout_s + float(sum(lengths)) / _LINE_BYTES_PER_S
 
 
-def _options_for(hostname: str) -> TransferOptions:
-    """Return the settings, listening on `hostname` unless `transfer.bind` is set."""
-    config = load_config()
-    if config.sources["transfer.bind"] != DEFAULT_SOURCE:
-        return config.transfer
-    return msgspec.structs.replace(config.transfer, bind=f"{resolve_host(_host_of(hostname))}:0")
-
-
-def _host_of(name: str) -> str:
-    """Return `name` without what may follow an address: a port, on Ascend also a device."""
-    if name.startswith("["):
-        return name[1 : name.find("]")]
-    return name if name.count(":") > 1 and ":npu_" not in name else name.split(":", 1)[0]
-
-
-def _timeout_s(options: TransferOptions) -> float:
-    text = environment_value("MC_TRANSFER_TIMEOUT")
-    number = text.isdecimal()
-    used = max(_LEAST_TIMEOUT_S, float(text)) if number else options.transfer_timeout_s
-    if text and (not number or used > float(text)):
-        logger.warning(
-            "MC_TRANSFER_TIMEOUT=%s is no number of seconds, or less than %g: %g s are used",
-            text,
-            _LEAST_TIMEOUT_S,
-            used,
-        )
-    return used
-
-
-def _register(engine: SessionEngine, address: int, length: int, location: str) -> None:
-    """Register memory of the device that `location` names, or that torch would have it on."""
-    for device in _devices(location):
-        try:
-            return engine.add(address, length, device=device)
-        except KVFerryError as error:
-            logger.debug("%#x is no memory of %s: %s", address, device, error)
-    return engine.add(address, length)
-
-
-def _devices(location: str) -> list[str]:
-    """Return the accelerators whose memory it may be; their drivers know."""
-    named = location.split(":", 1)[0]
-    if named in ("cuda", "npu"):
-        return [named]
-    torch: Any = sys.modules.get("torch")
-    if named == "cpu" or torch is None:
-        return []
-    modules = ((name, getattr(torch, name, None)) for name in ("cuda", "npu"))
-    return [name for name, module in modules if module is not None and module.is_initialized()]
-
-
-def _encoded(notify: TransferNotify | None) -> bytes:
-    return b"" if notify is None else msgspec.msgpack.encode(_Notice(_KIND, notify.name, notify.msg))
-
-
 def _uninitialised() -> int:
     logger.error("the engine is not initialized")
     return INVALID_ARGUMENT
-
-
-def _moved(transfer: Transfer | None) -> bool:
-    """Say whether a transfer that is over moved all its bytes."""
-    return transfer is not None and transfer.error is None

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from kvferry_mooncake.engine import TransferEngine, TransferNotify, TransferOpcode
+from kvferry_mooncake.engine import TransferEngine, TransferOpcode
+from kvferry_mooncake.notices import TransferNotify
 
 Read = TransferOpcode.Read
 Write = TransferOpcode.Write

@@ -207,12 +207,12 @@ assert engine.transfer_sync_write(session, base, remote - 1, 1) == -1
 
 
 def test_results_that_nobody_asked_for_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("kvferry_mooncake.engine._MAX_OPEN_BATCHES", 2)
+    monkeypatch.setattr("kvferry_mooncake.batches._MAX_OPEN", 2)
     engine = TransferEngine()
     over, failed = (
         SimpleNamespace(settled=True, error=None),
         SimpleNamespace(settled=True, error=ValueError()),
     )
-    batches = [engine._keep(each) for each in (over, failed, over, over, failed, over)]  # type: ignore[arg-type]
+    batches = [engine._batches.keep(each) for each in (over, failed, over, over, failed, over)]  # type: ignore[arg-type]
     assert [engine.transfer_check_status(batch) for batch in batches] == [1, -1, 1, 1, -1, 1]
     assert engine.transfer_check_status(batches[0]) == -1

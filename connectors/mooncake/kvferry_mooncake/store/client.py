@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
 from kvferry.errors import KVFerryError, UnsupportedError
 from kvferry.store import Runs, Store
-from kvferry.transfer import Span
 from kvferry_mooncake.codes import (
     INVALID_PARAMS,
     OBJECT_NOT_FOUND,
@@ -20,165 +19,23 @@ from kvferry_mooncake.codes import (
     refused,
     store_code,
 )
-from kvferry_mooncake.store.arguments import (
-    Many,
-    ManyMany,
-    alike,
-    each_flat,
-    each_nested,
-    each_ranges,
-    settings_by_name,
-    settings_by_position,
-)
-from kvferry_mooncake.store.memory import BufferHandle, MooncakeHostMemAllocator
-from kvferry_mooncake.store.placing import Placed, Placing, place
+from kvferry_mooncake.store.arguments import Many, ManyMany, alike, each_flat, each_nested, each_ranges
+from kvferry_mooncake.store.memory import BufferHandle
+from kvferry_mooncake.store.opened import OpenedStore, code_of
 from kvferry_mooncake.store.replication import ReplicateConfig, replicas_of
-from kvferry_mooncake.store.sessions import GetSessions, PutSessions, can_be
 
 Config = ReplicateConfig | None
 
-_SETUP_FAILED = -1
-_NOT_THERE, _UNREACHABLE = 1, 2  # of health_check
 _REMOVED_AT_ONCE = 1000
-_REQUIRED = ("local_hostname", "metadata_server")
-_DEFAULT_SIZE = 16 << 20
 
 
-class MooncakeDistributedStore:
+class MooncakeDistributedStore(OpenedStore):
     """Objects in KVFerry's pool, with the calls and return codes of Mooncake's store.
 
     0, or a number of bytes, is success; less than 0 an error. Objects are read and written where they lie,
     without a copy in between; a batch is one call of the store. All methods are thread-safe and let other
     threads run while they wait. Before `setup` and after `close` every call fails.
     """
-
-    def __init__(self) -> None:
-        self._placed: Placed | None = None
-        self._gets: GetSessions | None = None
-        self._puts: PutSessions | None = None
-        self._hostname = ""
-        self._buffers: dict[int, Span] = {}
-        self._pool: MooncakeHostMemAllocator | None = None
-
-    # Set-up
-
-    def setup(self, *args: Any, **kwargs: Any) -> int:
-        """Open the store: `setup(local_hostname, metadata_server, global_segment_size, ...)`, or one
-        dictionary of these. 0, -600 (wrong or missing settings), -1 (the reason is logged).
-
-        `master_server_addr` says where objects are, see docs/mooncake.md; `global_segment_size` is the memory
-        of a node that comes with the store, if one does. Protocol, devices, engine and local buffer choose
-        nothing.
-        """
-        given = args[0] if len(args) == 1 and isinstance(args[0], Mapping) else kwargs.get("config")
-        if not isinstance(given, Mapping):
-            return self._open(**settings_by_position(*args, **kwargs))
-        if any(not given.get(name) for name in _REQUIRED):
-            logger.error("setup needs %s", " and ".join(_REQUIRED))
-            return INVALID_PARAMS
-        return self._open(**settings_by_name(given))
-
-    def setup_dummy(self, mem_pool_size: int, local_buffer_size: int, server_address: str) -> int:
-        """Open the store of the node at `server_address`, bringing no memory along; 0 or -1."""
-        self._pool = MooncakeHostMemAllocator()
-        return self._open(local_hostname="", global_segment_size=0, master_server_addr=server_address)
-
-    def _open(
-        self,
-        *,
-        local_hostname: str = "",
-        global_segment_size: Any = _DEFAULT_SIZE,
-        master_server_addr: str = "",
-        enable_ssd_offload: Any = False,
-        ssd_offload_path: str | None = "",
-        tenant_id: str | None = "",
-        **_unused: Any,
-    ) -> int:
-        offload = str(enable_ssd_offload).lower() in ("true", "1")
-        try:
-            wanted = Placing(
-                master=master_server_addr,
-                segment_bytes=int(global_segment_size),
-                tenant=tenant_id or "",
-                ssd_directory=(ssd_offload_path or "") if offload else "",
-            )
-        except ValueError:
-            logger.error("global_segment_size %r is no number of bytes", global_segment_size)
-            return INVALID_PARAMS
-        try:
-            placed = place(wanted)
-        except (KVFerryError, OSError) as error:
-            logger.error("no store for master_server_addr %r: %s", master_server_addr, error)
-            return _SETUP_FAILED
-        logger.info("Mooncake's store: %s", placed.keeper)
-        self.close()
-        self._placed = placed
-        self._gets, self._puts = GetSessions(placed.store), PutSessions(placed.store)
-        self._hostname = local_hostname
-        return OK
-
-    def close(self) -> int:
-        """Let go of the store, and end the node that came with it; 0, again and again."""
-        placed, self._placed = self._placed, None
-        self._buffers.clear()
-        for sessions in (self._gets, self._puts):
-            if sessions is not None:
-                sessions.clear()
-        self._gets = self._puts = None
-        if placed is not None:
-            placed.close()
-        return OK
-
-    def health_check(self) -> int:
-        """0: well, 1: not set up or closed, 2: the node is not reached."""
-        if self._placed is None:
-            return _NOT_THERE
-        return OK if self._placed.store.error is None else _UNREACHABLE
-
-    def get_hostname(self) -> str:
-        """Return what `setup` was told, with a port."""
-        port = self._placed.port if self._placed is not None else 0
-        return self._hostname if ":" in self._hostname else f"{self._hostname}:{port}"
-
-    @property
-    def _store(self) -> Store | None:
-        if self._placed is None:
-            refused("no store", "the store is not set up, or was closed")
-            return None
-        return self._placed.store
-
-    # Memory
-
-    def register_buffer(self, buffer_ptr: int, size: int) -> int:
-        """Register memory, so that bytes move between it and other hosts without a copy; 0 or -600."""
-        store = self._store
-        if store is None:
-            return INVALID_PARAMS
-        if size == 0 or not can_be(buffer_ptr, size):
-            return refused("registration", "%d bytes at the address %d cannot be", size, buffer_ptr)
-        if buffer_ptr in self._buffers:
-            return refused("registered twice", "memory at %#x is registered already", buffer_ptr)
-        span = Span(buffer_ptr, size)
-        code = _code(lambda: store.register(span), "register_buffer")
-        if code == OK:
-            self._buffers[buffer_ptr] = span
-        return code
-
-    def unregister_buffer(self, buffer_ptr: int) -> int:
-        """End a registration; 0, or -600 if there is none."""
-        store, span = self._store, self._buffers.get(buffer_ptr)
-        if store is None:
-            return INVALID_PARAMS
-        if span is None:
-            return refused("not registered", "memory at the address %d is not registered", buffer_ptr)
-        code = _code(lambda: store.unregister(span), "unregister_buffer")
-        if code == OK:
-            self._buffers.pop(buffer_ptr, None)
-        return code
-
-    def alloc_from_mem_pool(self, size: int) -> int:
-        """Return the address of memory after `setup_dummy`; 0 otherwise."""
-        return 0 if self._pool is None else self._pool.alloc(size)
 
     # Writing
 
@@ -191,7 +48,7 @@ class MooncakeDistributedStore:
         store = self._store
         if store is None:
             return INVALID_PARAMS
-        return _code(lambda: store.put(key, list(args), replicas=replicas_of(config)), "put")
+        return code_of(lambda: store.put(key, list(args), replicas=replicas_of(config)), "put")
 
     def put_batch(self, keys: Sequence[str], values: Sequence[Any], config: Config = None) -> int:
         """Store many; 0, or the code of the first that failed."""
@@ -486,12 +343,3 @@ def _has_bytes(key: str, value: Any) -> bool:
         return True
     refused("no bytes", "%r is to have no bytes; an object has some", key)
     return False
-
-
-def _code(call: Callable[[], Any], what: str) -> int:
-    """Make a call of the store; return its code."""
-    try:
-        call()
-    except KVFerryError as error:
-        return store_code(error, what)
-    return OK
