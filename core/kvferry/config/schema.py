@@ -90,11 +90,12 @@ class RouterOptions(Options, frozen=True, kw_only=True):
         ),
     ] = ()
     engine: Annotated[
-        Literal["vllm", "sglang"],
+        Literal["vllm", "sglang", "lmdeploy"],
         Meta(
             description="What the servers are, which says how a request gets through them. `vllm`: the "
             "prefill server's answer says where the KV cache is. `sglang`: both get the request at once, "
-            "with `bootstrap_host`, `bootstrap_port` and `bootstrap_room`."
+            "with `bootstrap_host`, `bootstrap_port` and `bootstrap_room`. `lmdeploy`: the two are connected "
+            "over HTTP first, and the prefill server's answer names the blocks (`migration_request`)."
         ),
     ] = "vllm"
     bootstrap_ports: Annotated[

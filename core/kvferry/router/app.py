@@ -16,6 +16,7 @@ from kvferry.router.core import Core, describe
 from kvferry.router.exchange import JSON_HEADERS, Exchange
 from kvferry.router.health import LOOP_MESSAGE
 from kvferry.router.instances import Role
+from kvferry.router.linked import LinkedExchange
 from kvferry.router.paired import PairedExchange
 from kvferry.router.protocol import error_body, parse_request
 from kvferry.router.scope import Interruption, Scope
@@ -27,6 +28,11 @@ SERVING_PATHS = ("/v1/completions", "/v1/chat/completions")
 MODELS_TIMEOUT_S = 10.0
 # The largest a client's own request id may be; it is passed to the engines and into logs.
 LONGEST_REQUEST_ID = 256
+_EXCHANGES: dict[str, type[Exchange]] = {
+    "vllm": Exchange,
+    "sglang": PairedExchange,
+    "lmdeploy": LinkedExchange,
+}
 
 
 class Front:
@@ -159,7 +165,7 @@ class Front:
                 raise
             scope.absorb()
             return _error(408, "TimeoutError", "the request body did not arrive in time")
-        kind = PairedExchange if self._core.options.engine == "sglang" else Exchange
+        kind = _EXCHANGES[self._core.options.engine]
         return kind(self._core, request, parsed, scope, request_id=request_id, arrived=arrived)
 
     async def models(self, request: web.Request) -> web.Response:

@@ -17,7 +17,8 @@ from kvferry.router.streaming import StreamBook
 from kvferry.router.upstream import Upstream
 from kvferry.scheduling import InstanceView, Placement, Policy, RequestFeatures, Snapshot
 
-if TYPE_CHECKING:  # it needs the native module, which a router without KV events can do without
+if TYPE_CHECKING:  # prefixes need the native module, which a router without KV events can do without
+    from kvferry.router.links import Links
     from kvferry.router.prefixes import Prefixes
 
 
@@ -32,6 +33,7 @@ class Core(msgspec.Struct, kw_only=True):
     releaser: Releaser
     prober: Prober
     streams: StreamBook
+    links: Links  # used where the engine is LMDeploy
     prefixes: Prefixes | None = None
     bootstrap_ports: dict[Instance, int] = {}  # of prefill servers, where the engine is SGLang
 

@@ -49,6 +49,8 @@ class Outcome(msgspec.Struct):
 class Exchange:
     """Serves one admitted request."""
 
+    prefill_step = PrefillStep
+
     def __init__(
         self,
         core: Core,
@@ -104,7 +106,7 @@ class Exchange:
             core.usable_decode(set()),
         )
         arguments = (core, self.endpoint, self._headers, self._parsed, self._features)
-        self._handoff = await PrefillStep(*arguments).run(decode, prefill)
+        self._handoff = await self.prefill_step(*arguments).run(decode, prefill)
         self.outcome.phase = "decode"
         params = self._handoff.params
         if params is not None:
@@ -138,6 +140,8 @@ class Exchange:
                     if other is None:
                         return await self._answer(answer, usage)
                     following = other
+            if following is not instance:
+                self._handoff.moves()
             instance = following
 
     async def _answer(self, answer: Answer, usage: Usage) -> web.StreamResponse:

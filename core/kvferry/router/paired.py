@@ -43,15 +43,17 @@ def bootstrap_ports(options: RouterOptions, pool: Pool) -> dict[Instance, int]:
     `ConfigError` if the settings do not fit together.
     """
     given, servers = options.bootstrap_ports, pool.prefill
+    for name in ("prefill_events", "encode"):
+        if options.engine != "vllm" and getattr(options, name):
+            raise ConfigError(
+                f"router.{name} is for vLLM's servers: leave it out with router.engine {options.engine}"
+            )
     if options.engine != "sglang":
         if given:
             raise ConfigError("router.bootstrap_ports is for SGLang's servers: set router.engine to sglang")
         return {}
     if not servers:
         raise ConfigError("SGLang's decode servers compute no prompts: give --prefill, too")
-    for name in ("prefill_events", "encode"):
-        if getattr(options, name):
-            raise ConfigError(f"router.{name} is for vLLM's servers: leave it out with router.engine sglang")
     if given and len(given) != len(servers):
         raise ConfigError(
             f"router.bootstrap_ports has {len(given)} ports and router.prefill {len(servers)} servers: give "

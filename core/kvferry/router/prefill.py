@@ -32,9 +32,10 @@ ORPHAN_TIMEOUT_S = 2.0
 class NoHandoffError(Exception):
     """The prefill step yielded nothing to hand off, so the decode server computes the prompt."""
 
-    def __init__(self, reason: str, text: str) -> None:
+    def __init__(self, reason: str, text: str, *, in_order: bool = False) -> None:
         super().__init__(text)
         self.reason = reason
+        self.in_order = in_order  # the server did what it was asked
 
 
 class PrefillStep:
@@ -81,7 +82,33 @@ class PrefillStep:
             self._fell_back(error.reason, error)
             return Handoff(releaser, None)
         self._handed_off("handed_off", started)
-        return Handoff(releaser, params)
+        return self._handoff(params)
+
+    # What depends on the engine's kind; here that of vLLM's connectors.
+
+    def _body(self) -> bytes:
+        return prefill_body(self._parsed)
+
+    def _read(self, instance: Instance, answer: bytes) -> dict[str, Any]:
+        """Return the hand-off in a good answer. Raises `ProtocolError`, `NoHandoffError` (there is none)."""
+        params = read_handoff(answer)
+        if params is None:
+            raise NoHandoffError(
+                "no_handoff",
+                f"{instance.name} kept nothing for a hand-off: short prompt, or it does not run "
+                'KVFerryConnector with "kv_role":"kv_producer"',
+                in_order=True,
+            )
+        return params
+
+    def _handoff(self, params: dict[str, Any]) -> Handoff:
+        return Handoff(self._core.releaser, params)
+
+    def _left(self, response: aiohttp.ClientResponse, reader: BodyReader) -> None:
+        """The request ended after the server had begun to answer, so a lease may exist that only this answer
+        names.
+        """
+        self._core.releaser.spawn(_release_orphan(self._core, response, reader))
 
     def _start(self, instance: Instance, stream: StreamAddress) -> Handoff:
         from kvferry.handoff import build_stream
@@ -123,7 +150,7 @@ class PrefillStep:
         logger.debug("request %r: no hand-off: %s", self._features.request_id, why)
 
     async def _try_each(self, decode: Instance, chosen: Instance | None) -> dict[str, Any]:
-        body = prefill_body(self._parsed)
+        body = self._body()
         unreachable: set[Instance] = set()
         while chosen is not None:
             params = await self._try_one(chosen, body)
@@ -153,7 +180,7 @@ class PrefillStep:
                 note_trouble(instance, error)
                 raise
             except NoHandoffError as error:
-                usage.outcome = "done" if error.reason == "no_handoff" else "failed"
+                usage.outcome = "done" if error.in_order else "failed"
                 raise
             usage.outcome = "done"
             return params
@@ -184,45 +211,39 @@ class PrefillStep:
                 instance.when_down.discard(stop_waiting)
 
     async def _send(self, instance: Instance, body: bytes) -> dict[str, Any]:
-        core = self._core
-        response = await core.upstream.post(instance, self._path, self._headers, body)
+        response = await self._core.upstream.post(instance, self._path, self._headers, body)
         reader = BodyReader(response, instance)
         try:
             answer = await reader.read()
         except asyncio.CancelledError:
-            # The engine has finished, so a lease may exist, and only this answer names it.
-            core.releaser.spawn(_release_orphan(core, response, reader))
+            self._left(response, reader)
             raise
         except BaseException:
             response.close()
             raise
-        return _judge(instance, response.status, answer)
+        return self._judge(instance, response.status, answer)
 
-
-def _judge(instance: Instance, status: int, answer: bytes) -> dict[str, Any]:
-    """Return the hand-off in a prefill server's answer; raises `NoHandoffError`."""
-    if 400 <= status < 500:
-        # Most likely the client's fault: the decode server will say so too, as if it had been asked alone.
-        # If it was this server's own limit, the request still gets its answer.
+    def _judge(self, instance: Instance, status: int, answer: bytes) -> dict[str, Any]:
+        """Return the hand-off in a prefill server's answer; raises `NoHandoffError`."""
+        if 400 <= status < 500:
+            # Most likely the client's fault: the decode server will say so too, as if it had been asked
+            # alone. If it was this server's own limit, the request still gets its answer.
+            instance.succeeded()
+            raise NoHandoffError("rejected", f"{instance.name} answered {status}")
+        if not 200 <= status < 300:
+            if instance.failed(f"answered {status}"):
+                logger.warning("prefill server %s: several failures in a row, taking it out", instance.name)
+            raise NoHandoffError("upstream_error", f"{instance.name} answered {status}")
+        try:
+            params = self._read(instance, answer)
+        except ProtocolError as error:
+            instance.failed(str(error))
+            raise NoHandoffError("malformed", f"{instance.name}: {error}") from error
+        except NoHandoffError:
+            instance.succeeded()
+            raise
         instance.succeeded()
-        raise NoHandoffError("rejected", f"{instance.name} answered {status}")
-    if not 200 <= status < 300:
-        if instance.failed(f"answered {status}"):
-            logger.warning("prefill server %s: several failures in a row, taking it out", instance.name)
-        raise NoHandoffError("upstream_error", f"{instance.name} answered {status}")
-    try:
-        params = read_handoff(answer)
-    except ProtocolError as error:
-        instance.failed(str(error))
-        raise NoHandoffError("malformed", f"{instance.name}: {error}") from error
-    instance.succeeded()
-    if params is None:
-        raise NoHandoffError(
-            "no_handoff",
-            f"{instance.name} kept nothing for a hand-off: short prompt, or it does not run "
-            'KVFerryConnector with "kv_role":"kv_producer"',
-        )
-    return params
+        return params
 
 
 async def _release_orphan(core: Core, response: aiohttp.ClientResponse, reader: BodyReader) -> None:

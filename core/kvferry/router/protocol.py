@@ -8,7 +8,7 @@ the prompt is the same.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -23,6 +23,9 @@ ROUTER_ONLY_FIELDS = (
     "bootstrap_host",
     "bootstrap_port",
     "bootstrap_room",
+    "migration_request",
+    "with_cache",
+    "preserve_cache",
 )
 # Its members become the engine's extra arguments, just as the fields above do.
 EXTRA_ARGUMENTS = "vllm_xargs"
@@ -174,18 +177,22 @@ def prefill_body(request: ParsedRequest, order: Mapping[str, object] | None = No
 
     `order` is what else the prefill engine is to be told about the hand-off.
     """
-    fields = dict(request.fields)
-    for name in _DROPPED_FOR_PREFILL:
-        fields.pop(name, None)
-    fields["stream"] = False
-    fields["max_tokens"] = 1
-    if "max_completion_tokens" in fields:
-        fields["max_completion_tokens"] = 1
+    fields = one_token_of(request, _DROPPED_FOR_PREFILL)
     fields["ignore_eos"] = True
     fields["kv_transfer_params"] = {**_PREFILL_PARAMS, **(order or {})}
     if request.encoded:
         fields["ec_transfer_params"] = request.encoded
     return msgspec.json.encode(fields)
+
+
+def one_token_of(request: ParsedRequest, dropped: Sequence[str]) -> dict[str, Any]:
+    """Return the fields of the same request for one token, not streamed, without the `dropped` ones."""
+    fields = {name: value for name, value in request.fields.items() if name not in dropped}
+    fields["stream"] = False
+    fields["max_tokens"] = 1
+    if "max_completion_tokens" in fields:
+        fields["max_completion_tokens"] = 1
+    return fields
 
 
 def decode_body(request: ParsedRequest, fields: Mapping[str, Any] | None) -> bytes:

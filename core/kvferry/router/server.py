@@ -21,6 +21,7 @@ from kvferry.router.app import Front
 from kvferry.router.core import Core
 from kvferry.router.health import Prober
 from kvferry.router.instances import Pool
+from kvferry.router.links import Links
 from kvferry.router.metrics import RouterMetrics
 from kvferry.router.paired import bootstrap_ports
 from kvferry.router.release import NativeReleaser, ReleaseFunction, Releaser, open_native_releaser
@@ -59,7 +60,7 @@ class RouterServer:
         self._bootstrap_ports = bootstrap_ports(options, self._pool)
         self._policy = policy or (LongestPrefix() if options.prefill_events else RoundRobin())
         self._transfer = transfer or TransferOptions()
-        self._has_leases = options.engine == "vllm"  # SGLang has none
+        self._has_leases = options.engine == "vllm"  # the others have none
         self._release_lease = release_lease
         self._native_releaser: NativeReleaser | None = None
         self._core: Core | None = None
@@ -88,15 +89,17 @@ class RouterServer:
         upstream = Upstream(options.connect_timeout_s)
         prefixes = await self._listen_to_events(upstream, metrics)
         function = await self._open_releaser(upstream, prefixes)
+        releaser = Releaser(function, metrics)
         self._core = core = Core(
             options=options,
             pool=self._pool,
             policy=self._policy,
             upstream=upstream,
             metrics=metrics,
-            releaser=Releaser(function, metrics),
+            releaser=releaser,
             prefixes=prefixes,
             bootstrap_ports=self._bootstrap_ports,
+            links=Links(upstream, releaser, options.prefill_timeout_s),
             prober=Prober(self._pool, upstream, options.health_interval_s, options.connect_timeout_s),
             # Without the means to say that a prefill failed, its decode server would wait in vain.
             streams=StreamBook(

@@ -104,6 +104,9 @@ class Handoff:
         """A decode server has generated from it, so it has fetched what it needed."""
         self.params = None
 
+    def moves(self) -> None:
+        """Another decode server than the one it was made for is asked: it will do as well."""
+
     def give_back(self, *, rejected: bool) -> None:
         """Free the blocks: no decode server will fetch them. A second call does nothing."""
         if self.params is not None:

@@ -185,17 +185,21 @@ class FakeServer:
     async def start(self) -> None:
         """Listen; again on the same port after `stop`."""
         app = web.Application(client_max_size=1 << 30)
-        app.router.add_post("/v1/completions", self._serve)
-        app.router.add_post("/v1/chat/completions", self._serve)
-        app.router.add_post("/tokenize", self._tokenize)
-        app.router.add_get("/v1/models", self._list_models)
-        app.router.add_get("/health", self._health)
+        self.add_routes(app)
         self._runner = web.AppRunner(app, handler_cancellation=True, access_log=None, shutdown_timeout=0.1)
         await self._runner.setup()
         if self.port == 0:
             self._keep_a_port()
         site = web.TCPSite(self._runner, self._host, self.port, reuse_address=True)
         await site.start()
+
+    def add_routes(self, app: web.Application) -> None:
+        """Say what is answered by what."""
+        app.router.add_post("/v1/completions", self._serve)
+        app.router.add_post("/v1/chat/completions", self._serve)
+        app.router.add_post("/tokenize", self._tokenize)
+        app.router.add_get("/v1/models", self._list_models)
+        app.router.add_get("/health", self._health)
 
     def _keep_a_port(self) -> None:
         """Bind a port for as long as this object lives, so that nobody else is found there after `stop`."""
@@ -270,6 +274,9 @@ class FakeServer:
             body = behaviour.body or b'{"error":{"message":"no","type":"Fake","param":null,"code":0}}'
             headers = {"Content-Type": "application/json", **behaviour.headers}
             return web.Response(status=behaviour.status, body=body, headers=headers)
+        return await self._complete(request, call, behaviour)
+
+    async def _complete(self, request: web.Request, call: Call, behaviour: Behaviour) -> web.StreamResponse:
         if "bootstrap_room" in call.body:
             await self.leases.meet(call.body["bootstrap_room"])
         params = call.body.get("kv_transfer_params") or {}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Callable
 from types import TracebackType
 from typing import Any
 
@@ -28,11 +28,12 @@ class RouterCluster:
         *,
         policy: Policy | None = None,
         host: str = "127.0.0.1",
+        server: Callable[..., FakeServer] = FakeServer,
         **options: Any,
     ) -> None:
         self.leases = Leases()
-        self.prefill = [FakeServer(self.leases, host=host) for _ in range(prefill)]
-        self.decode = [FakeServer(self.leases, host=host) for _ in range(decode)]
+        self.prefill = [server(self.leases, host=host) for _ in range(prefill)]
+        self.decode = [server(self.leases, host=host) for _ in range(decode)]
         self._options = {"host": host, "port": 0, **options}
         self._policy = policy
         self._router: RouterServer | None = None
