@@ -147,7 +147,9 @@ class Backend(MigrationBackendImpl):
 
     def _migrate(self, assignment: MigrationAssignment) -> None:
         link = self.links.get(assignment.remote_engine_id)
-        if link is None or link.remote is None:
+        # While a second proxy connects the two anew, requests of the first one go on.
+        remote = None if link is None else link.remote or link.before
+        if remote is None:
             raise NotFoundError(f"there is no connection to the engine {assignment.remote_engine_id}")
         pieces = np.array(
             [(each.mr_key, each.source_offset, each.target_offset, each.length) for each in assignment.batch],
@@ -159,18 +161,18 @@ class Backend(MigrationBackendImpl):
         # "Target" is the remote prefill engine, "source" the local decode engine: that is LMDeploy's wording.
         near = _addresses(self._pools, keys, source, lengths, "our")
         far = _addresses(
-            {int(key): pool for key, pool in link.remote.pools.items()}, keys, target, lengths, "their"
+            {int(key): pool for key, pool in remote.pools.items()}, keys, target, lengths, "their"
         )
         limit_s = self._engine.engine.options.transfer_timeout_s
         deadline = time.monotonic() + limit_s
         try:
-            self._read(link.remote.session, near, far, lengths, limit_s)
+            self._read(remote.session, near, far, lengths, limit_s)
         except (PeerLostError, UnavailableError) as error:
             left_s = deadline - time.monotonic()
             if left_s <= 0:
                 raise
-            logger.warning("a prompt's blocks are read once more from %s: %s", link.remote.session, error)
-            self._read(link.remote.session, near, far, lengths, left_s)
+            logger.warning("a prompt's blocks are read once more from %s: %s", remote.session, error)
+            self._read(remote.session, near, far, lengths, left_s)
 
     def _read(
         self, session: str, near: np.ndarray, far: np.ndarray, lengths: np.ndarray, limit_s: float

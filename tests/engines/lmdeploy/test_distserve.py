@@ -7,6 +7,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import time
 import urllib.request
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -67,8 +68,21 @@ def distserve(lmdeploy_python: Path, tmp_path_factory: pytest.TempPathFactory) -
             each.start()
         for each in made[2:]:
             each.wait_ready(START_S)
-        router.wait_ready(START_S)  # it looks for the others
+        router.wait_ready(START_S)
+        wait_until_it_knows_all(router)
         yield made
+
+
+def wait_until_it_knows_all(router: Server) -> None:
+    """The router looks for its servers twice a second; without the prefill server it would do, too."""
+    deadline = time.monotonic() + START_S
+    while True:
+        with urllib.request.urlopen(router.url + "/health", timeout=ANSWER_S) as page:
+            found = json.load(page)
+        if found["status"] == "healthy":
+            return
+        assert time.monotonic() < deadline, found
+        time.sleep(0.1)
 
 
 def ask(target: Server, path: str, **fields: Any) -> bytes:

@@ -210,6 +210,20 @@ async def test_a_restarted_engine_is_met_anew_and_its_predecessor_dropped(sides:
         assert not decode.backend._engine.is_connected(before)
 
 
+async def test_requests_go_on_while_a_second_proxy_connects_the_engines(
+    sides: tuple[Side, Side],
+) -> None:
+    prefill, decode = sides
+    prefill.pools[0][:] = 5
+    theirs = prefill.meet("D")
+    decode.meet("P")
+    await migrate(decode, Piece(0, 0, 0, 16))
+    assert decode.pools[0][:16].tolist() == [5] * 16
+    decode.backend.p2p_connect("P", theirs)
+    await migrate(decode, Piece(0, 0, 32, 16))
+    assert decode.pools[0].tolist().count(5) == 32
+
+
 async def test_a_peer_that_does_not_answer_ends_in_time(lmdeploy: None) -> None:
     with closing(Side(connect_timeout_s=0.5)) as decode, closing(socket.socket()) as silent:
         silent.bind(("127.0.0.1", 0))
