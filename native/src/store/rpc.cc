@@ -139,13 +139,18 @@ Status RpcEndpoint::send(std::uint64_t peer, const Bytes& body, Deadline deadlin
   return sent;
 }
 
-Result<Bytes> RpcEndpoint::wait(const std::shared_ptr<Waiting>& call) {
-  const auto done = [waiting = call.get()] { return is_settled(*waiting); };
-  const auto sleep = [waiting = call.get()] {
-    std::unique_lock lock(waiting->mutex);
-    (void)waiting->changed.wait_until(lock, waiting->deadline, [&] { return waiting->done; });
+bool RpcEndpoint::await(Waiting& call, Deadline until) {
+  const auto done = [&call] { return is_settled(call); };
+  const auto sleep = [&call, until] {
+    std::unique_lock lock(call.mutex);
+    (void)call.changed.wait_until(lock, until, [&] { return call.done; });
   };
-  if (!done()) call->endpoint->engine_->await_message(call->peer, done, sleep, call->deadline);
+  if (!done()) call.endpoint->engine_->await_message(call.peer, done, sleep, until);
+  return done();
+}
+
+Result<Bytes> RpcEndpoint::wait(const std::shared_ptr<Waiting>& call) {
+  (void)await(*call, call->deadline);
   std::unique_lock lock(call->mutex);
   if (!call->done) {
     return {Code::kDeadlineExceeded, std::string(type_name(call->type)) + " was not answered in time"};

@@ -78,6 +78,8 @@ class RpcEndpoint {
     Call(Call&&) noexcept = default;
     Call& operator=(Call&&) noexcept = default;
     bool ready() const { return RpcEndpoint::is_settled(*pending_); }  // finish() would not wait
+    // ready(), or until then at most.
+    bool await(Deadline until) const { return RpcEndpoint::await(*pending_, until); }
     // Waits until the deadline of the call. Once.
     Result<Received<Request>> finish() {
       KVF_ASSIGN_OR_RETURN(Bytes body, RpcEndpoint::wait(pending_));
@@ -156,6 +158,7 @@ class RpcEndpoint {
   void pay(std::uint64_t peer);  // what is owed to it, as far as it can be sent now
   std::vector<Owed> take_owed(std::uint64_t peer);
   static Result<Bytes> wait(const std::shared_ptr<Waiting>& call);
+  static bool await(Waiting& call, Deadline until);
   static bool is_settled(Waiting& call);
   Shard& shard(std::uint64_t id) { return shards_[id % kShards]; }
   void forget(std::uint64_t id);

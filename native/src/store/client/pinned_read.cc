@@ -10,6 +10,7 @@ namespace {
 
 // Pinned at once, and twice as much while the next part's pins are asked for: a reader must not fill the node's memory.
 constexpr std::uint64_t kPartBytes = 4u << 20;
+constexpr milliseconds kUsualWait{10};               // for what a node has in memory
 constexpr std::uint64_t kSlowestBytesPerMs = 20000;  // a node that is slower than that counts as stuck
 
 using Wants = std::span<Want* const>;
@@ -85,13 +86,14 @@ class PinnedRead {
     wants_ = wants;
     begun_ = Clock::now();
     call_.emplace(core_.rpc->start(node_.handle(), request, deadline_));
-    // The ping tells a node that is stopped from one that must read its SSD first.
-    ping_.emplace(core_.rpc->start(node_.handle(), Ping{}, soon(core_, deadline_)));
   }
 
   // Reads what was pinned, and gives the pins back.
   Status finish() {
-    KVF_RETURN_IF_ERROR(ping_->finish().status());
+    // Only a ping tells a node that is stopped from one that must read its SSD first.
+    if (!call_->await(std::min(deadline_, Clock::now() + kUsualWait))) {
+      KVF_RETURN_IF_ERROR(core_.rpc->call(node_.handle(), Ping{}, soon(core_, deadline_)).status());
+    }
     auto answer = call_->finish();
     KVF_RETURN_IF_ERROR(answer.status());
     if ((*answer)->results.size() != wants_.size()) return {Code::kProtocolError, "as many pins as ids were expected"};
@@ -223,7 +225,6 @@ class PinnedRead {
   Wants wants_;
   Clock::time_point begun_{};
   std::optional<RpcEndpoint::Call<Pin>> call_;
-  std::optional<RpcEndpoint::Call<Ping>> ping_;
 };
 
 // Cuts what is wanted into parts that are pinned together.
