@@ -191,11 +191,11 @@ class L2Adapter(L2AdapterInterface):
     def _put(self, keys: Sequence[ObjectKey], objects: Sequence[MemoryObj]) -> L2StoreResult:
         values = [[_head_of(each), _bytes_of(each)] for each in objects]
         results = self._objects.put(_names(keys), values)
-        stored: dict[ObjectKey, int] = {}  # what was there already counts no bytes
+        stored: dict[ObjectKey, int] = {}  # without what was there already: LMCache is told of each once
         for key, value, result in zip(keys, values, results, strict=True):
-            if result.error is None:
-                stored[key] = stored.get(key, 0) + (len(value[1]) if result.created else 0)
-        self._tell_gone(self._ledger.take(key for key, size in stored.items() if size))  # stored anew: it was
+            if result.error is None and result.created:
+                stored[key] = len(value[1])
+        self._tell_gone(self._ledger.take(stored))  # stored anew: it was gone
         if stored:
             self._notify_keys_stored(list(stored), list(stored.values()))
             for key, size in stored.items():

@@ -15,9 +15,7 @@ _BATCH = 4096  # objects in a question
 
 
 class Ledger(Generic[Key]):
-    """The objects that this adapter stored or found stored, each with the bytes that LMCache counts for it.
-    Thread-safe.
-    """
+    """The objects that this adapter stored, each with the bytes that LMCache counts for it. Thread-safe."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock

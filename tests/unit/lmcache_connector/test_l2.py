@@ -94,8 +94,9 @@ def test_objects_are_stored_found_and_loaded_in_place(settings: dict[str, Any]) 
 def test_what_is_there_already_stays_and_counts_no_bytes(settings: dict[str, Any]) -> None:
     with adapter(settings) as l2:
         [name] = keys(1)
-        assert stored(l2, [name], [chunk(1)]) > 0
+        size = stored(l2, [name], [chunk(1)])
         assert stored(l2, [name], [chunk(9)]) == 0
+        assert l2.stored == {name: size}  # LMCache is told once
         target = chunk(0)
         assert loaded(l2, [name], [target]) == [True]
         assert target.data[0] == 1
