@@ -13,18 +13,20 @@ import subprocess
 import sys
 import tarfile
 import tempfile
-import xml.etree.ElementTree as Tree
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 from tools import cache
-from tools.envs import ROOT, ensure_overlay, ensure_upstream_env, python_of
-from tools.progress import ToolError, end_supervised, fail, run_logged, say, start_supervised
+from tools.envs import ensure_overlay, ensure_upstream_env, python_of
+from tools.progress import ToolError, fail, run_logged, say
+from tools.upstream import PLUGINS, node, verdict
 
 VERSION = "0.5.6"
-PLUGIN = ROOT / "tests" / "engines" / "upstream"
-FILES = ("tests/v1/distributed/test_mock_l2_adapter.py", "tests/v1/storage_backend/test_fs_connector.py")
+FILES = (
+    "tests/v1/distributed/test_mock_l2_adapter.py",
+    "tests/v1/distributed/test_fs_l2_adapter_delete.py",
+    "tests/v1/distributed/test_fault_inject_l2_adapter.py",
+    "tests/v1/storage_backend/test_fs_connector.py",
+)
 # What these assert is not the interface: the mock's slowness, and that it has a capacity of its own.
 NOT_OURS = (
     "test_store_completion_is_delayed_by_bandwidth",
@@ -33,7 +35,6 @@ NOT_OURS = (
     "test_get_usage_decreases_after_delete",
 )
 _BUILD_NEEDS = ("setuptools>=77,<81", "wheel", "setuptools-scm", "ninja", "grpcio-tools==1.78.0")
-_NODE_S = 60.0
 
 
 def _log() -> Path:
@@ -54,34 +55,8 @@ def _fetch(env: Path, folder: Path) -> None:
             packed.extractall(folder, members, filter="data")
 
 
-@contextmanager
-def _node(python: Path, cluster: Path) -> Iterator[dict[str, str]]:
-    """A node of the store; yields the environment in which it is found."""
-    environ = {**os.environ, "KVFERRY_CLUSTER_DIRECTORY": str(cluster), "KVFERRY_POOL_NODE": "attach"}
-    kvferry = python.parent / "kvferry"
-    with _log().open("ab") as log:
-        process = start_supervised([kvferry, "node", "--dram", "256MiB"], env=environ, output=log)
-    try:
-        wait = [python, "-c", _WAIT, str(_NODE_S)]
-        run_logged(wait, _log(), "upstream tests: starting a node", timeout_s=2 * _NODE_S, env=environ)
-        yield environ
-    finally:
-        end_supervised(process)
-
-
-_WAIT = """
-import sys, time
-from kvferry.config import load_config
-from kvferry.store import find_nodes
-end = time.monotonic() + float(sys.argv[1])
-while not find_nodes(load_config().cluster):
-    assert time.monotonic() < end, "no node"
-    time.sleep(0.1)
-"""
-
-
 def _run(python: Path, source: Path, environ: dict[str, str], report: Path) -> None:
-    environ = {**environ, "LMCACHE_TRACK_USAGE": "false", "PYTHONPATH": f"{PLUGIN}{os.pathsep}{source}"}
+    environ = {**environ, "LMCACHE_TRACK_USAGE": "false", "PYTHONPATH": f"{PLUGINS}{os.pathsep}{source}"}
     command: list[str | os.PathLike[str]] = [
         python, "-m", "pytest", "-q", "--tb=short", "-c", os.devnull, f"--rootdir={source}", "--timeout=120",
         "-p", "use_kvferry_lmcache", "-p", "no:cacheprovider", f"--junit-xml={report}", *FILES,
@@ -89,20 +64,6 @@ def _run(python: Path, source: Path, environ: dict[str, str], report: Path) -> N
     say("upstream tests: running them with KVFerry's plugins")
     with _log().open("ab") as log:
         subprocess.run(command, cwd=source, env=environ, stdout=log, stderr=log, timeout=1200, check=False)
-
-
-def _verdict(report: Path) -> tuple[str, list[str]]:
-    """Return how the tests fared, in words, and which of those that are about the interface failed."""
-    cases = list(Tree.parse(report).iter("testcase"))
-    failed = [
-        str(case.get("name"))
-        for case in cases
-        if case.find("failure") is not None or case.find("error") is not None
-    ]
-    wrong = [name for name in failed if name not in NOT_OURS]
-    lines = [f"{len(cases) - len(failed)} passed, {len(failed)} failed"]
-    lines += [f"- {name}{'' if name in wrong else ' (of the mock itself)'}" for name in failed]
-    return "\n".join(lines), wrong
 
 
 def main() -> int:
@@ -113,11 +74,11 @@ def main() -> int:
         source = cache.ensure("upstream-lmcache", cache.digest(VERSION), lambda folder: _fetch(env, folder))
         with tempfile.TemporaryDirectory(prefix="kvferry-upstream-") as scratch:
             report = Path(scratch, "report.xml")
-            with _node(python_of(base), Path(scratch)) as environ:
+            with node(python_of(base), Path(scratch), _log()) as environ:
                 _run(python_of(env), source / f"lmcache-{VERSION}", environ, report)
             if not report.exists():
                 raise ToolError(f"the tests did not run; see {_log()}")
-            text, wrong = _verdict(report)
+            text, wrong = verdict(report, NOT_OURS, "of the mock itself")
     except ToolError as error:
         return fail(error)
     print(text)
