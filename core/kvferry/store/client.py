@@ -143,12 +143,12 @@ class Store:
     def _put(
         self, keys: Any, memory: _native.BufferRuns | Runs, arguments: _native.PutArguments, parents: Any
     ) -> list[PutResult]:
-        if isinstance(memory, Runs):
+        if isinstance(memory, _native.BufferRuns):
+            found = self._native.put_buffers(keys, memory, arguments, parents)
+        else:  # `Runs`, or what has the same fields
             found = self._native.put(
                 keys, memory.addresses, memory.lengths, memory.counts, arguments, parents
             )
-        else:
-            found = self._native.put_buffers(keys, memory, arguments, parents)
         return [_tuple(PutResult, each) for each in found]
 
     # Reading
@@ -202,12 +202,12 @@ class Store:
     ) -> list[GetResult]:
         check = None if verify is None else flag_argument("verify", verify)
         limit_s = self._timeout(timeout_s)
-        if isinstance(memory, Runs):
+        if isinstance(memory, _native.BufferRuns):
+            found = self._native.get_into_buffers(keys, memory, limit_s, check)
+        else:
             found = self._native.get_into(
                 keys, memory.addresses, memory.lengths, memory.counts, limit_s, check
             )
-        else:
-            found = self._native.get_into_buffers(keys, memory, limit_s, check)
         return [_tuple(GetResult, each) for each in found]
 
     def get_range(self, key: bytes | str, offset: int, target: Any, *, timeout_s: float | None = None) -> int:

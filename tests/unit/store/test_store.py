@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
+from typing import NamedTuple
 
 import numpy as np
 import pytest
@@ -39,6 +40,28 @@ def test_what_is_put_is_got(store: Store, size: int) -> None:
     with store.view(b"key") as view:
         assert view.nbytes == size
         assert bytes(view.data) == value
+
+
+class Addresses(NamedTuple):
+    """What callers outside this package pass as runs: the same fields, another class."""
+
+    addresses: np.ndarray
+    lengths: np.ndarray
+    counts: np.ndarray
+
+
+def test_runs_may_be_of_any_class_that_has_their_fields(store: Store) -> None:
+    source, target = np.arange(8192, dtype=np.uint8), np.zeros(8192, dtype=np.uint8)
+
+    def runs(memory: np.ndarray) -> Addresses:
+        halves = np.array([0, 4096], dtype=np.uint64) + np.uint64(memory.ctypes.data)
+        return Addresses(halves, np.full(2, 4096, dtype=np.uint64), np.array([2], dtype=np.int64))
+
+    [put] = store.put_runs([b"key"], runs(source))  # type: ignore[arg-type]
+    assert put.created
+    [got] = store.get_runs_into([b"key"], runs(target))  # type: ignore[arg-type]
+    assert (got.error, got.bytes) == (None, 8192)
+    assert np.array_equal(source, target)
 
 
 def test_text_counts_as_utf_8(store: Store) -> None:
