@@ -50,6 +50,7 @@ Status InlineValues::get(const GetInline::Item& item, Deadline deadline, Held* h
 }
 
 bool Reads::is_on_ssd(const ObjectId& id) const {
+  if (core_.options.ssd_directory.empty()) return false;
   const auto held = core_.store->find(id);
   return held && held->tier == Tier::kSsd;
 }

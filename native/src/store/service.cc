@@ -149,6 +149,7 @@ Result<std::optional<Bytes>> Service::dispatch(const Asker& asker, const Message
   if (const Status may = may_ask(asker, header.type); !may.ok()) {
     return std::optional<Bytes>(encode_refusal(header, may));
   }
+  if (header.type == Type::kPutFrom && !wait) return std::optional<Bytes>();  // always waits: not decoded twice
   const Speaks of_own = speaks(header.type);
   if (of_own != Speaks::kNot && !await_pulse(wait)) {
     return wait ? std::optional<Bytes>(encode_refusal(header, stood_still())) : std::nullopt;

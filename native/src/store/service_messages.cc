@@ -133,8 +133,7 @@ Service::Answered<Abort> Service::on(const Asker& asker, const Abort& abort, Wai
   return Result<None>(None{});
 }
 
-Service::Answered<PutFrom> Service::on(const Asker& asker, const PutFrom& put, Wait wait) {
-  if (!wait) return std::nullopt;
+Service::Answered<PutFrom> Service::on(const Asker& asker, const PutFrom& put, Wait) {
   return Result<PutAnswer>(puts_.put_from(asker.session->id, asker.peer, put));
 }
 
