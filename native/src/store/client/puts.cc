@@ -168,15 +168,18 @@ class ToNode {
     std::uint64_t total = 0;
     for (const Offer* offer : offers) total += offer->object.bytes;
     const Stores stores = total >= kStreamedBytes ? Stores::kStreaming : Stores::kCached;
+    bool ring = false;
     std::size_t stored = 0;
     for (; stored < offers.size(); ++stored) {
       Offer& offer = *offers[stored];
       const LocalReader::QuickPut put = node_memory.put(offer.object, offer.value, stores);
       if (!put.stored) break;
-      if (put.ring) (void)core_.rpc->post(node(), Ping{}, deadline_);  // it makes new offers while we go on
+      ring = ring || put.ring;
       offer.finish({{}, true, 1});
     }
     offers.erase(offers.begin(), offers.begin() + static_cast<std::ptrdiff_t>(stored));
+    // Not before the last: while the node takes puts in, ours would wait. What goes by message calls it by itself.
+    if (ring && offers.empty()) (void)core_.rpc->post(node(), Ping{}, deadline_);
   }
 
   // Each part's memory is asked for before the one before it is written, and while a part is written, the node commits
