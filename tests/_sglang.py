@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import enum
 import hashlib
+import importlib
 import sys
 import types
 from collections.abc import Iterable
@@ -13,6 +14,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+
+from kvferry.pool import PagePool
+from kvferry.testing.fake_store import FakeStore
 
 PAGE = 4
 LAYERS = 3
@@ -186,6 +190,15 @@ class MHATokenToKVPoolHost(HostPool):
     """What SGLang's ordinary host pools are instances of."""
 
 
+class Parallel:
+    """As SGLang's parallel context: one rank, which agrees with itself."""
+
+    class attn_tp_group:
+        @staticmethod
+        def broadcast_object(thing: Any) -> Any:
+            return thing
+
+
 class Hooks:
     """As SGLang's HookRegistry: what was registered, by target."""
 
@@ -235,6 +248,7 @@ def install(
             "get_server_args": lambda: server_args,
             "get_memory": lambda: server_args,
             "get_model": published,
+            "get_parallel": lambda: Parallel,
             "get_serving": published,
         },
     }
@@ -245,5 +259,28 @@ def install(
         parent, _, child = name.rpartition(".")
         if parent:
             setattr(sys.modules[parent], child, module)
-    for name in ("names", "hicache", "plugin"):
+    for name in ("names", "hicache", "plugin", "live.weights", "live.roles"):
         monkeypatch.delitem(sys.modules, f"kvferry_sglang.{name}", raising=False)
+
+
+class Lab:
+    """Engines that share one store."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, settings: Any = None) -> None:
+        install(monkeypatch, settings=settings)
+        self.module = importlib.import_module("kvferry_sglang.hicache")
+        self.store = FakeStore()
+        monkeypatch.setattr(
+            self.module, "PagePool", lambda config: PagePool(config, open_node=lambda _config: self.store)
+        )
+
+    def engine(self, pool: Any = None, side: Any = None, **config: Any) -> Any:
+        """A backend that is attached, with its host pools."""
+        backend = self.module.KVFerryHiCache(storage_config(**config), {})
+        pool = HostPool() if pool is None else pool
+        backend.register_mem_pool_host(pool)
+        backend.register_mem_host_pool_v2(pool, PoolName.KV)
+        for name, host_pool in (side or {}).items():
+            backend.register_mem_host_pool_v2(host_pool, name)
+        backend.on_host_pools_registered()
+        return backend

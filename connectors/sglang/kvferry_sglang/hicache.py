@@ -35,8 +35,9 @@ from kvferry.store import Runs, runs_of
 from kvferry_sglang import _support
 from kvferry_sglang.hits import ALL_PAGES, PoolPages, boundaries, common, longest
 from kvferry_sglang.identity import ModelFacts, PageNames, facts_of, shard_of
+from kvferry_sglang.live.weights import replaced_settings
 from kvferry_sglang.memory import PageMemory
-from kvferry_sglang.settings import config_of, replaced_settings, server_args
+from kvferry_sglang.settings import config_of, server_args
 from kvferry_sglang.stats import Rates, StorageCounters
 
 _support.check_version(sglang.version.__version__)

@@ -17,6 +17,7 @@ from kvferry.errors import UnsupportedError
 from kvferry.pool import GroupShape, PoolIdentity, PoolKeys, names_of
 
 HASHING = "sglang/sha256"  # chained over pages
+_REVISION = ("revision", "weight_version", "json_model_override_args", "unnamed_weights")
 
 
 class ModelFacts(NamedTuple):
@@ -69,7 +70,7 @@ def facts_of(server_args: Any, fallback_model: str, now: Mapping[str, Any] | Non
     random = " load_format=dummy" if value("load_format") == "dummy" else ""
     return ModelFacts(
         model=value("model_path") or fallback_model,
-        revision=text("revision", "weight_version", "json_model_override_args") + random,
+        revision=text(*_REVISION) + random,
         dtype=text("dtype", "kv_cache_dtype", "quantization", "quantization_param_path"),
         draft=text("speculative_draft_model_path", "speculative_draft_model_revision"),
     )

@@ -13,7 +13,12 @@ import logging
 from kvferry.errors import UnsupportedError
 from kvferry_sglang import _support
 
-PARTS = ("kvferry_sglang.names", "kvferry_sglang.pd.backend")
+PARTS = (
+    "kvferry_sglang.names",
+    "kvferry_sglang.pd.backend",
+    "kvferry_sglang.live.weights",
+    "kvferry_sglang.live.roles",
+)
 
 logger = logging.getLogger("kvferry.sglang")
 

@@ -44,18 +44,3 @@ def server_args() -> Any:
         return get_server_args()
     except (RuntimeError, ValueError, LookupError):
         return None
-
-
-def replaced_settings() -> dict[str, Any]:
-    """Return what SGLang changes of its settings when it replaces the weights; nothing where it has none."""
-    from sglang.srt.runtime_context import get_model, get_serving
-
-    try:
-        model, serving = get_model(), get_serving()
-    except ValueError:  # no server was started
-        return {}
-    return {
-        "model_path": model.model_path,
-        "load_format": model.load_format,
-        "weight_version": serving.weight_version,
-    }

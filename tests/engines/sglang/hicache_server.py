@@ -6,7 +6,8 @@ import json
 import subprocess
 import urllib.error
 import urllib.request
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -35,6 +36,22 @@ def make_model(folder: Path) -> Path:
         [sglang_python(), _MODEL, folder], env=cpu_environment(), check=True, timeout=300, capture_output=True
     )
     return folder
+
+
+@contextmanager
+def other_weights(model: Path) -> Iterator[None]:
+    """Have other weights of the model in its folder: rows of an attention's output, one further each."""
+    file = model / "model.safetensors"
+    before = file.read_bytes()
+    length = int.from_bytes(before[:8], "little")
+    tensor = json.loads(before[8 : 8 + length])["model.layers.0.self_attn.o_proj.weight"]
+    first, last = (8 + length + at for at in tensor["data_offsets"])
+    row = (last - first) // tensor["shape"][0]
+    file.write_bytes(before[:first] + before[first + row : last] + before[first : first + row] + before[last:])
+    try:
+        yield
+    finally:
+        file.write_bytes(before)
 
 
 def hicache_server(name: str, model: Path, logs: Path, *flags: str, env: Mapping[str, str]) -> Server:

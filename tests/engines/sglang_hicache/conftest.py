@@ -20,6 +20,7 @@ class Site(NamedTuple):
 
     server: Server
     cluster: Path
+    model: Path
 
     def node(self) -> NodeChild:
         """Start a node of 64 MiB."""
@@ -34,13 +35,14 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
     cluster = folder / "cluster"
     cluster.mkdir(mode=0o700)
     environment = {"KVFERRY_CLUSTER_DIRECTORY": str(cluster), "KVFERRY_POOL_NODE": "attach"}
+    model = make_model(folder / "model")
     server = hicache_server(
-        "hicache", make_model(folder / "model"), folder / "logs",
+        "hicache", model, folder / "logs",
         "--hicache-storage-backend", "kvferry", "--hicache-storage-backend-extra-config", SETTINGS,
         env=environment,
     )  # fmt: skip
     with running([server], READY_S):
-        yield Site(server, cluster)
+        yield Site(server, cluster, model)
 
 
 @pytest.hookimpl(wrapper=True)

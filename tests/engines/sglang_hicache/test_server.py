@@ -12,7 +12,16 @@ import pytest
 from tools.client import metrics
 
 from engines.harness import until
-from engines.sglang.hicache_server import PAGE, PROMPT_TOKENS, SETTINGS, Told, ask, call, flush
+from engines.sglang.hicache_server import (
+    PAGE,
+    PROMPT_TOKENS,
+    SETTINGS,
+    Told,
+    ask,
+    call,
+    flush,
+    other_weights,
+)
 from engines.sglang_hicache.conftest import READY_S, Site
 from kvferry.store import open_store
 from kvferry.testing.nodes import NodeChild
@@ -101,6 +110,24 @@ def test_detach_attach_and_clear(site: Site, node: NodeChild) -> None:
     call(site.server, f"{CACHE}/clear", {})
     assert objects(node) == 0
     assert again(site, 4)[:2] == (first.tokens, 0)
+
+
+def test_weights_that_are_replaced_have_pages_of_their_own(site: Site, node: NodeChild) -> None:
+    def update(**more: str) -> None:
+        call(site.server, "/update_weights_from_disk", {"model_path": str(site.model), **more})
+
+    first = ask(site.server, 6)
+    assert from_pool(site, 6).tokens == first.tokens
+    with other_weights(site.model):
+        update()  # by the same name
+        new = ask(site.server, 6)
+        assert new.from_storage == 0
+        assert new.tokens != first.tokens
+        assert from_pool(site, 6).tokens == new.tokens
+    update()
+    assert ask(site.server, 6)[:2] == (first.tokens, 0)
+    update(weight_version="default")  # which is what they were called in the beginning
+    assert from_pool(site, 6).tokens == first.tokens
 
 
 def test_requests_go_on_when_the_node_dies(site: Site, node: NodeChild) -> None:

@@ -7,35 +7,11 @@ import numpy as np
 import pytest
 
 import _sglang
-from _sglang import HostPool, LogicalPool, PoolName, PoolTransfer, hashes, slots, storage_config
+from _sglang import HostPool, Lab, LogicalPool, PoolName, PoolTransfer, hashes, slots, storage_config
 from kvferry.errors import ConfigError, UnavailableError
 from kvferry.pool import PagePool
-from kvferry.testing.fake_store import FakeStore
 
 LAYOUTS = ["layer_first", "page_first", "page_first_direct", "page_head"]
-
-
-class Lab:
-    """Engines that share one store."""
-
-    def __init__(self, monkeypatch, settings=None):
-        _sglang.install(monkeypatch, settings=settings)
-        self.module = importlib.import_module("kvferry_sglang.hicache")
-        self.store = FakeStore()
-        monkeypatch.setattr(
-            self.module, "PagePool", lambda config: PagePool(config, open_node=lambda _config: self.store)
-        )
-
-    def engine(self, pool=None, side=None, **config):
-        """A backend that is attached, with its host pools."""
-        backend = self.module.KVFerryHiCache(storage_config(**config), {})
-        pool = HostPool() if pool is None else pool
-        backend.register_mem_pool_host(pool)
-        backend.register_mem_host_pool_v2(pool, PoolName.KV)
-        for name, host_pool in (side or {}).items():
-            backend.register_mem_host_pool_v2(host_pool, name)
-        backend.on_host_pools_registered()
-        return backend
 
 
 @pytest.fixture
