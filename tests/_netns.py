@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import shutil
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import NamedTuple
 
 import pytest
+
+CLONE_NEWNET = 0x40000000
 
 
 class Host(NamedTuple):
@@ -22,6 +26,24 @@ class Host(NamedTuple):
     def namespace(self) -> str:
         """Its file, for setns(2)."""
         return f"/run/netns/{self.prefix[-1]}"
+
+
+@contextmanager
+def inside(host: Host) -> Iterator[None]:
+    """Be on this host: sockets that this thread opens, and processes that it starts, are there."""
+    home = Path("/proc/thread-self/ns/net")
+    with home.open() as back, Path(host.namespace).open() as there:
+        _enter(there.fileno())
+        try:
+            yield
+        finally:
+            _enter(back.fileno())
+
+
+def _enter(namespace: int) -> None:
+    libc = ctypes.CDLL(None, use_errno=True)  # Python has setns from 3.12 on
+    if libc.setns(namespace, CLONE_NEWNET) != 0:
+        raise OSError(ctypes.get_errno(), "cannot enter a network namespace")
 
 
 class Hosts(NamedTuple):

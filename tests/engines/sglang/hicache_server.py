@@ -30,10 +30,14 @@ _FLAGS = (
 )  # fmt: skip
 
 
-def make_model(folder: Path) -> Path:
+def make_model(folder: Path, *flags: str) -> Path:
     """Make the tiny model in `folder`."""
     subprocess.run(
-        [sglang_python(), _MODEL, folder], env=cpu_environment(), check=True, timeout=300, capture_output=True
+        [sglang_python(), _MODEL, folder, *flags],
+        env=cpu_environment(),
+        check=True,
+        timeout=300,
+        capture_output=True,
     )
     return folder
 
@@ -47,7 +51,9 @@ def other_weights(model: Path) -> Iterator[None]:
     tensor = json.loads(before[8 : 8 + length])["model.layers.0.self_attn.o_proj.weight"]
     first, last = (8 + length + at for at in tensor["data_offsets"])
     row = (last - first) // tensor["shape"][0]
-    file.write_bytes(before[:first] + before[first + row : last] + before[first : first + row] + before[last:])
+    file.write_bytes(
+        before[:first] + before[first + row : last] + before[first : first + row] + before[last:]
+    )
     try:
         yield
     finally:

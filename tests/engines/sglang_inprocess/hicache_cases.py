@@ -2,6 +2,7 @@
 
     hicache_cases.py save       # fills the pool, then ends
     hicache_cases.py load       # an engine that starts with empty caches finds everything again
+    hicache_cases.py save CASE  # one of them
 
 Both make the same prompts and the same random bytes for their KV cache, from the case's name. Each case is a
 line of JSON: {"case", "error"}. The engine is SGLang's own kit for tests of its tree.
@@ -21,6 +22,7 @@ from array import array
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, NamedTuple
+from unittest import mock
 
 import torch
 
@@ -34,10 +36,13 @@ load_plugins()
 
 from sglang.srt.environ import envs  # noqa: E402
 from sglang.srt.mem_cache.base_prefix_cache import CacheRequestHandle, MatchPrefixParams  # noqa: E402
+from sglang.srt.mem_cache.kv_cache_builder import maybe_register_hicache_draft  # noqa: E402
+from sglang.srt.mem_cache.memory_pool import MHATokenToKVPool, MLATokenToKVPool  # noqa: E402
 from sglang.srt.mem_cache.radix_cache import RadixKey  # noqa: E402
 from sglang.srt.mem_cache.unified_cache.components.base import ComponentType  # noqa: E402
 from sglang.srt.runtime_context import get_parallel, get_server_args  # noqa: E402
 from sglang.srt.server_args import ServerArgs, set_global_server_args_for_scheduler  # noqa: E402
+from sglang.srt.speculative.base_spec_worker import HiCacheDraftMode  # noqa: E402
 from sglang.test.kits.unified_radix_cache import fixtures  # noqa: E402
 from sglang.test.kits.unified_radix_cache.config import CacheConfig  # noqa: E402
 from sglang.test.kits.unified_radix_cache.storage import UnifiedRadixCacheStorageFixtures  # noqa: E402
@@ -74,6 +79,8 @@ class Case(NamedTuple):
     layout: str
     backend: str = "kvferry"
     extra: dict[str, Any] = {}
+    latent: bool = False  # one vector a token, the same on all ranks (MLA)
+    draft: bool = False  # with a draft model's layers beside the model's own
 
 
 LAYOUTS = ("layer_first", "page_first", "page_first_direct", "page_head")
@@ -81,10 +88,25 @@ CASES = [
     *(Case(f"full {each}", FULL, each) for each in LAYOUTS),
     *(Case(f"sliding {each}", SLIDING, each) for each in LAYOUTS),
     Case("states page_first_direct", STATES, "page_first_direct"),
+    *(Case(f"latent {each}", FULL, each, latent=True) for each in LAYOUTS[:3]),
+    *(Case(f"draft {each}", FULL, each, draft=True) for each in LAYOUTS),
     Case("by class", FULL, "page_first", "dynamic", {**DYNAMIC, "interface_v1": 1}),
     Case("by buffers", FULL, "page_first", "dynamic", DYNAMIC),
     Case("shared host pool", FULL, "page_first", extra={"allocator": "shm"}),
 ]
+
+
+def latent_pool(*, head_num: int, head_dim: int, **arguments: Any) -> MLATokenToKVPool:
+    """A pool for latent attention in the place of one with heads."""
+    return MLATokenToKVPool(kv_lora_rank=head_num * head_dim, qk_rope_head_dim=head_dim, **arguments)
+
+
+def draft_pool(model: CacheConfig) -> MHATokenToKVPool:
+    """The pool of a draft model of one layer, whose tokens have the same slots as the model's."""
+    return MHATokenToKVPool(
+        size=model.kv_size, page_size=model.page_size, dtype=model.dtype, head_num=1,
+        head_dim=model.head_dim, layer_num=1, device="cpu", enable_memory_saver=False,
+    )  # fmt: skip
 
 
 class Engine(UnifiedRadixCacheStorageFixtures, unittest.TestCase):
@@ -95,7 +117,10 @@ class Engine(UnifiedRadixCacheStorageFixtures, unittest.TestCase):
 
     def start(self, case: Case, **settings: Any) -> None:
         self.case, self.cfg = case, case.model
-        self.tree, self.allocator, self.requests = fixtures.build_fixture(case.model)
+        with mock.patch.object(
+            fixtures, "MHATokenToKVPool", latent_pool if case.latent else MHATokenToKVPool
+        ):
+            self.tree, self.allocator, self.requests = fixtures.build_fixture(case.model)
         override = get_parallel().override(tp_rank=0, tp_size=1, pp_rank=0, pp_size=1)
         override.__enter__()
         self.addCleanup(override.__exit__, None, None, None)
@@ -116,6 +141,10 @@ class Engine(UnifiedRadixCacheStorageFixtures, unittest.TestCase):
         self.tree.init_hicache(args, self.tree.cache_init_params)
         self.addCleanup(fixtures.drop_hicache_atexit_pin, self.tree)
         self.addCleanup(self.tree.release_host_resources)
+        self.drafts = (draft_pool(case.model),) if case.draft else ()
+        if self.drafts:
+            plan = types.SimpleNamespace(mode=HiCacheDraftMode.SIDECAR, device_pools=self.drafts)
+            maybe_register_hicache_draft(tree_cache=self.tree, draft_plan=plan)
         self.tree.write_through_threshold = 1 << 30
         self.tree.load_back_threshold = 0
         controller = self.tree.cache_controller
@@ -131,13 +160,14 @@ class Engine(UnifiedRadixCacheStorageFixtures, unittest.TestCase):
     def buffers(self) -> Iterator[tuple[str, torch.Tensor]]:
         """Every layer's keys and values, of the pools whose rows belong to tokens."""
         cache = self.allocator.get_kvcache()
-        pools = {"full": getattr(cache, "full_kv_pool", cache)}
+        pools = [("full", getattr(cache, "full_kv_pool", cache))]
         if self.cfg.has_swa:
-            pools["swa"] = cache.swa_kv_pool
-        for kind, pool in pools.items():
+            pools.append(("swa", cache.swa_kv_pool))
+        for kind, pool in (*pools, *(("full", each) for each in self.drafts)):
             for layer in range(pool.start_layer, pool.start_layer + pool.layer_num):
                 yield kind, pool.get_key_buffer(layer)
-                yield kind, pool.get_value_buffer(layer)
+                if not self.case.latent:  # whose values are a part of the keys
+                    yield kind, pool.get_value_buffer(layer)
 
     def rows(self, node: Any) -> dict[str, torch.Tensor]:
         """Where the prompt's tokens are on the device, by pool; of sliding windows the last ones only."""
@@ -275,7 +305,7 @@ def clear(case: Case) -> None:
 def direct(case: Case) -> Iterator[Engine]:
     """An engine whose cache has the pool right behind it, without a level in the host's memory."""
     engine = Engine()
-    engine.case, engine.cfg = case, case.model
+    engine.case, engine.cfg, engine.drafts = case, case.model, ()
     engine.tree, engine.allocator, engine.requests = fixtures.build_fixture(case.model)
     with get_parallel().override(tp_rank=0, tp_size=1, pp_rank=0, pp_size=1):
         linker = KVFerryLinker(
@@ -341,10 +371,12 @@ OTHERS = {each.__name__: each for each in JOBS}
 
 
 def main() -> None:
+    mode, wanted = sys.argv[1], sys.argv[2:]
     for case in CASES:
-        run(f"{sys.argv[1]} {case.name}", {"save": save, "load": load}[sys.argv[1]], case)
+        if not wanted or case.name in wanted:
+            run(f"{mode} {case.name}", {"save": save, "load": load}[mode], case)
     page_first = next(case for case in CASES if case.name == "full page_first")
-    for name, job in OTHERS.items() if sys.argv[1] == "load" else ():
+    for name, job in OTHERS.items() if mode == "load" and not wanted else ():
         run(name, job, page_first)
 
 

@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import json
 import subprocess
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import pytest
 
+from engines.hosts import joined_hosts
 from engines.sglang.environment import cpu_environment, sglang_python
 from kvferry.testing.nodes import NodeChild
 
@@ -18,7 +20,8 @@ PROGRAM = Path(__file__).with_name("hicache_cases.py")
 TIMEOUT_S = 200.0
 LAYOUTS = ("layer_first", "page_first", "page_first_direct", "page_head")
 CASES = [
-    *(f"{kind} {layout}" for kind in ("full", "sliding") for layout in LAYOUTS),
+    *(f"{kind} {layout}" for kind in ("full", "sliding", "draft") for layout in LAYOUTS),
+    *(f"latent {layout}" for layout in LAYOUTS[:3]),
     "states page_first_direct",
     "by class",
     "by buffers",
@@ -29,13 +32,15 @@ OTHERS = ("nothing_of_others", "failing_backend", "without_a_host_level", "detac
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(500)]
 
 
-def run(mode: str, directory: Path) -> dict[str, str]:
+def run(
+    mode: str, directory: Path, *cases: str, prefix: Sequence[str] = (), env: Mapping[str, str] | None = None
+) -> dict[str, str]:
     """What each case of the program said, empty if it went well; `log`: the end of what else it said."""
-    environment = cpu_environment(KVFERRY_CLUSTER_DIRECTORY=str(directory), KVFERRY_POOL_NODE="attach")
+    ours = {"KVFERRY_CLUSTER_DIRECTORY": str(directory), "KVFERRY_POOL_NODE": "attach", **(env or {})}
     with (directory / f"{mode}.log").open("w+") as log:
         done = subprocess.run(
-            [sglang_python(), PROGRAM, mode],
-            env=environment,
+            [*prefix, sglang_python(), PROGRAM, mode, *cases],
+            env=cpu_environment(**ours),
             stdout=subprocess.PIPE,
             stderr=log,
             text=True,
@@ -73,3 +78,17 @@ def test_another_engine_finds_the_same_bytes(results: dict[str, str], case: str)
 @pytest.mark.parametrize("case", OTHERS)
 def test_other_cases(results: dict[str, str], case: str) -> None:
     check(results, case)
+
+
+def test_an_engine_on_another_host_finds_the_same_bytes(tmp_path: Path) -> None:
+    sglang_python()
+    cases = ("full page_first", "sliding layer_first")
+    with joined_hosts(tmp_path) as world:
+        results: dict[str, str] = {}
+        for mode, site in (("save", world.near), ("load", world.far)):
+            directory = Path(site.settings["cluster.directory"])
+            said = run(mode, directory, *cases, prefix=site.host.prefix, env=site.environment)
+            results = {**results, **said, "log": f"{results.get('log', '')}\n{said['log']}"}
+    for case in cases:
+        check(results, f"save {case}")
+        check(results, f"load {case}")

@@ -31,7 +31,14 @@ _FLAGS = (
     "--max-total-tokens", "4096", "--max-running-requests", "8", "--page-size", str(PAGE),
     "--skip-server-warmup", "--enable-metrics", "--enable-cache-report", "--served-model-name", "model",
 )  # fmt: skip
-_DECODE_FLAGS = ("--disaggregation-decode-enable-radix-cache",)
+_RADIX_FLAGS = ("--disaggregation-decode-enable-radix-cache",)
+# A page is an object for each half of the heads, so that one rank and two share.
+_POOL_SETTINGS = json.dumps({"prefetch_threshold": PAGE, "pool.lookup_timeout_s": 60, "tp_lcm_size": 2})
+_POOL_FLAGS = (
+    "--hicache-storage-backend", "kvferry", "--hicache-storage-backend-extra-config", _POOL_SETTINGS,
+    "--hicache-mem-layout", "page_head", "--hicache-ratio", "2",
+)  # fmt: skip
+_READING_FLAGS = ("--enable-hierarchical-cache", "--hicache-storage-prefetch-policy", "wait_complete")
 READY_S = 300.0
 
 
@@ -53,15 +60,28 @@ def sglang_server(
     return Server(name, command, logs / f"{name}.log", {**cpu_environment(), **(env or {})})
 
 
-def prefill_server(name: str, model: Path, logs: Path, bootstrap_port: int, **options: Any) -> Server:
-    """A prefill server that computes long prompts in chunks."""
-    port = ("--disaggregation-bootstrap-port", str(bootstrap_port), "--chunked-prefill-size", str(CHUNK))
-    return sglang_server(name, model, logs, "prefill", *port, **options)
+def prefill_server(name: str, model: Path, logs: Path, *flags: str, **options: Any) -> Server:
+    """A prefill server that computes long prompts in chunks, and keeps prefixes in the pool."""
+    chunks = ("--chunked-prefill-size", str(CHUNK))
+    return sglang_server(
+        name, model, logs, "prefill", *chunks, *_POOL_FLAGS, *_READING_FLAGS, *flags, **options
+    )
 
 
 def decode_server(name: str, model: Path, logs: Path, *flags: str, **options: Any) -> Server:
     """A decode server that keeps prefixes, so that only what it lacks is sent."""
-    return sglang_server(name, model, logs, "decode", *_DECODE_FLAGS, *flags, **options)
+    return sglang_server(name, model, logs, "decode", *_RADIX_FLAGS, *flags, **options)
+
+
+def offloading_server(name: str, model: Path, logs: Path, *flags: str, **options: Any) -> Server:
+    """A decode server that puts what it generates into the pool."""
+    offload = ("--disaggregation-decode-enable-offload-kvcache", *_POOL_FLAGS)
+    return sglang_server(name, model, logs, "decode", *offload, *flags, **options)
+
+
+def switching(bootstrap_port: int) -> tuple[str, ...]:
+    """Flags of a server whose role can be changed."""
+    return ("--enable-pd-role-switch", "--disaggregation-bootstrap-port", str(bootstrap_port))
 
 
 def make_model(folder: Path, prompts: Sequence[str] = PROMPTS) -> list[dict[str, Any]]:
@@ -86,9 +106,14 @@ class Pair:
     prefill: Server
     decode: Server
     other: Server  # with two ranks, and SGLang's fault injector on
-    bootstrap_port: int
+    ports: dict[str, int]  # of the bootstrap servers, by the servers' names
     answers: list[dict[str, Any]]
     pool: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(16))
+
+    @property
+    def bootstrap_port(self) -> int:
+        """The prefill server's."""
+        return self.ports[self.prefill.name]
 
     @property
     def servers(self) -> list[Server]:
@@ -96,29 +121,30 @@ class Pair:
 
     def begin(
         self,
-        prompt: str,
+        prompt: str | Sequence[int],
         *,
+        prefill: Server | None = None,
         decode: Server | None = None,
         max_tokens: int = MAX_TOKENS,
         timeout_s: float = 120.0,
     ) -> tuple[Future[tuple[int, Any]], Future[tuple[int, Any]]]:
         """Send a request to both servers at once; return what comes from the prefill and decode server."""
-        body = self._body(prompt, max_tokens)
-        both = (self.prefill, decode or self.decode)
+        both = (prefill or self.prefill, decode or self.decode)
+        body = self._body(prompt, max_tokens, self.ports[both[0].name])
         first, second = (self.pool.submit(post, f"{one.url}/generate", body, timeout_s) for one in both)
         return first, second
 
-    def _body(self, prompt: str, max_tokens: int) -> dict[str, Any]:
+    def _body(self, prompt: str | Sequence[int], max_tokens: int, port: int) -> dict[str, Any]:
         return {
-            "text": prompt,
+            "text" if isinstance(prompt, str) else "input_ids": prompt,
             "rid": f"{random.getrandbits(64):x}",
             "sampling_params": {"temperature": 0, "max_new_tokens": max_tokens, "ignore_eos": True},
             "bootstrap_host": "127.0.0.1",
-            "bootstrap_port": self.bootstrap_port,
+            "bootstrap_port": port,
             "bootstrap_room": random.getrandbits(62),
         }
 
-    def ask(self, prompt: str, **options: Any) -> tuple[int, Any]:
+    def ask(self, prompt: str | Sequence[int], **options: Any) -> tuple[int, Any]:
         """Send a request to both; return status and body of the decode server's answer."""
         prefill, decode = self.begin(prompt, **options)
         answer = decode.result(180)
@@ -147,6 +173,16 @@ def flush(server: Server) -> bool:
         return False
 
 
+def change_role(server: Server, role: str) -> bool:
+    """Make it a `prefill` or a `decode` server; false while it is not idle. Raises RuntimeError otherwise."""
+    status, answer = post(
+        f"{server.url}/pd_role_switch", {"new_role": role, "decode_cuda_graph_memory_gb": 0}
+    )
+    if status != 200 and "not idle" not in str(answer):
+        raise RuntimeError(f"{server.name} as {role} server: {status}: {answer}")
+    return status == 200
+
+
 def held_tokens(server: Server) -> float:
     """How many tokens of a server's KV pool are in use, as it last said."""
     return metrics(server.url).total("sglang:num_used_tokens")
@@ -154,13 +190,17 @@ def held_tokens(server: Server) -> float:
 
 __all__ = [
     "MAX_TOKENS",
+    "PAGE",
     "PROMPTS",
     "Pair",
+    "change_role",
     "decode_server",
     "flush",
     "free_port",
     "held_tokens",
     "make_model",
+    "offloading_server",
     "post",
     "prefill_server",
+    "switching",
 ]

@@ -78,6 +78,10 @@ class TestWeights:
         assert server.beliefs.cleared
         server.save()
         assert server.found == 2
+        server.flush()
+        server.save()
+        server.flush()
+        assert server.found == 2
         server.update(success=success)
         assert server.found == 0
 

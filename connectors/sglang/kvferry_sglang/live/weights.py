@@ -68,7 +68,7 @@ class Weights:
     def flushed(self) -> None:
         """Note that no cache of SGLang's has pages of the weights before."""
         with self._lock:
-            self._count += 1  # some may have been saved since
+            self._count += self._stale  # some of those may have been saved since
             self._stale = False
             self._settle()
 
