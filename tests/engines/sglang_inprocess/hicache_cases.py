@@ -47,6 +47,7 @@ from sglang.test.kits.unified_radix_cache import fixtures  # noqa: E402
 from sglang.test.kits.unified_radix_cache.config import CacheConfig  # noqa: E402
 from sglang.test.kits.unified_radix_cache.storage import UnifiedRadixCacheStorageFixtures  # noqa: E402
 
+from kvferry.errors import UnsupportedError  # noqa: E402
 from kvferry_sglang.linker import KVFerryLinker  # noqa: E402
 
 PAGES = 6
@@ -115,6 +116,14 @@ class Engine(UnifiedRadixCacheStorageFixtures, unittest.TestCase):
     def runTest(self) -> None:
         """Nothing: the kit's helpers are used, its assertions hold."""
 
+    drafts: tuple[MHATokenToKVPool, ...] = ()
+
+    def build(self, case: Case) -> None:
+        self.case, self.cfg = case, case.model
+        pool = latent_pool if case.latent else MHATokenToKVPool
+        with mock.patch.object(fixtures, "MHATokenToKVPool", pool):
+            self.tree, self.allocator, self.requests = fixtures.build_fixture(case.model)
+
     def start(self, case: Case, **settings: Any) -> None:
         self.case, self.cfg = case, case.model
         with mock.patch.object(
@@ -141,8 +150,8 @@ class Engine(UnifiedRadixCacheStorageFixtures, unittest.TestCase):
         self.tree.init_hicache(args, self.tree.cache_init_params)
         self.addCleanup(fixtures.drop_hicache_atexit_pin, self.tree)
         self.addCleanup(self.tree.release_host_resources)
-        self.drafts = (draft_pool(case.model),) if case.draft else ()
-        if self.drafts:
+        if case.draft:
+            self.drafts = (draft_pool(case.model),)
             plan = types.SimpleNamespace(mode=HiCacheDraftMode.SIDECAR, device_pools=self.drafts)
             maybe_register_hicache_draft(tree_cache=self.tree, draft_plan=plan)
         self.tree.write_through_threshold = 1 << 30
@@ -301,20 +310,22 @@ def clear(case: Case) -> None:
         assert engine.prefetch() == 0
 
 
+def linker_of(engine: Engine) -> KVFerryLinker:
+    return KVFerryLinker(
+        get_server_args(),
+        engine.tree.cache_init_params,
+        components=set(engine.case.model.components),
+        extra_config={"pool.namespace": "direct", **PATIENT},
+    )
+
+
 @contextmanager
 def direct(case: Case) -> Iterator[Engine]:
     """An engine whose cache has the pool right behind it, without a level in the host's memory."""
     engine = Engine()
-    engine.case, engine.cfg, engine.drafts = case, case.model, ()
-    engine.tree, engine.allocator, engine.requests = fixtures.build_fixture(case.model)
+    engine.build(case)
     with get_parallel().override(tp_rank=0, tp_size=1, pp_rank=0, pp_size=1):
-        linker = KVFerryLinker(
-            get_server_args(),
-            engine.tree.cache_init_params,
-            components=set(case.model.components),
-            extra_config={"pool.namespace": "direct", **PATIENT},
-        )
-        engine.tree.init_cache_linker(linker)
+        engine.tree.init_cache_linker(linker_of(engine))
         try:
             yield engine
         finally:
@@ -356,6 +367,28 @@ def without_a_host_level(case: Case) -> None:
         assert match(second, second._make_req(second.requests)) == 0
 
 
+def without_a_host_level_for_latent_attention(case: Case) -> None:
+    without_a_host_level(case._replace(latent=True))
+
+
+def in_memory_of_a_device(case: Case) -> None:
+    """The linker says in one sentence that it cannot read there, and what can."""
+    engine = Engine()
+    engine.build(case)
+    cache = engine.allocator.get_kvcache()
+    cache.k_buffer = [each.to("meta") for each in cache.k_buffer]
+    cache.v_buffer = [each.to("meta") for each in cache.v_buffer]
+    said = "nothing"
+    try:
+        linker_of(engine)
+    except UnsupportedError as error:
+        said = str(error)
+    finally:
+        engine.doCleanups()
+    assert "memory of kind meta" in said, said
+    assert "--hicache-storage-backend kvferry" in said, said
+
+
 def run(name: str, job: Callable[[Case], None], case: Case) -> None:
     try:
         job(case)
@@ -366,7 +399,15 @@ def run(name: str, job: Callable[[Case], None], case: Case) -> None:
     print(json.dumps({"case": name, "error": error}), flush=True)
 
 
-JOBS = (nothing_of_others, failing_backend, without_a_host_level, detach_and_attach, clear)
+JOBS = (
+    nothing_of_others,
+    failing_backend,
+    without_a_host_level,
+    without_a_host_level_for_latent_attention,
+    in_memory_of_a_device,
+    detach_and_attach,
+    clear,
+)
 OTHERS = {each.__name__: each for each in JOBS}
 
 

@@ -27,7 +27,15 @@ CASES = [
     "by buffers",
     "shared host pool",
 ]
-OTHERS = ("nothing_of_others", "failing_backend", "without_a_host_level", "detach_and_attach", "clear")
+OTHERS = (
+    "nothing_of_others",
+    "failing_backend",
+    "without_a_host_level",
+    "without_a_host_level_for_latent_attention",
+    "in_memory_of_a_device",
+    "detach_and_attach",
+    "clear",
+)
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(500)]
 
