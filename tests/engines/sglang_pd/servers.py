@@ -61,11 +61,11 @@ def sglang_server(
 
 
 def prefill_server(name: str, model: Path, logs: Path, *flags: str, **options: Any) -> Server:
-    """A prefill server that computes long prompts in chunks, and keeps prefixes in the pool."""
-    chunks = ("--chunked-prefill-size", str(CHUNK))
-    return sglang_server(
-        name, model, logs, "prefill", *chunks, *_POOL_FLAGS, *_READING_FLAGS, *flags, **options
-    )
+    """A prefill server that computes long prompts in chunks, and keeps prefixes in the pool. As a decode
+    server, if it becomes one, it would never be idle without `_RADIX_FLAGS`.
+    """
+    ours = ("--chunked-prefill-size", str(CHUNK), *_POOL_FLAGS, *_READING_FLAGS, *_RADIX_FLAGS)
+    return sglang_server(name, model, logs, "prefill", *ours, *flags, **options)
 
 
 def decode_server(name: str, model: Path, logs: Path, *flags: str, **options: Any) -> Server:

@@ -122,9 +122,12 @@ def test_servers_change_their_roles(pair: Pair) -> None:
                 timeout_s=180.0,
             )
         both = {} if back else {"prefill": pair.decode, "decode": pair.prefill}
-        status, answer = pair.ask(PROMPTS[3], **both)
+        prefill, decode = pair.begin(PROMPTS[3], **both)
+        status, answer = decode.result(180)
         assert status == 200, answer
         assert answer["output_ids"] == pair.answers[3]["tokens"]
+    # What the prefill server had put into the pool before is still there.
+    assert prefill.result(180)[1]["meta_info"]["cached_tokens_details"]["storage"] > 0
     assert_idle_and_well(pair)
 
 

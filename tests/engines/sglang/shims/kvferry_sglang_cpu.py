@@ -1,9 +1,10 @@
 """For CPU runs in tests only: an SGLang plug-in (entry point in the folder beside it) that lets HiCache and
 prefill/decode disaggregation run with `--device cpu`, on SGLang's unchanged package.
 
-Host memory is not pinned, which needs a driver; the copies between pools, which SGLang imports for
-accelerators only, are those of `sgl_kernel.kvcacheio` here; pages are hashed in Python, without a compiler;
-senders take indices without a CUDA event; plain PyTorch is enough attention for a draft model.
+Host memory is not pinned, which needs a driver, nor kept free by the GiB; the copies between pools, which
+SGLang imports for accelerators only, are those of `sgl_kernel.kvcacheio` here; pages are hashed in Python,
+without a compiler; senders take indices without a CUDA event; plain PyTorch is enough attention for a draft
+model.
 """
 
 from __future__ import annotations
@@ -30,6 +31,8 @@ def activate() -> None:
     for name in ("mha", "mla", "mamba", "dsa", "unified"):
         module = importlib.import_module(f"sglang.srt.mem_cache.pool_host.{name}")
         vars(module).update({each: copy for each, copy in copies.items() if each not in vars(module)})
+    # SGLang keeps 10 GiB free beside host pools, which here are small, and tests' machines may be, too.
+    importlib.import_module("sglang.srt.mem_cache.pool_host.base").HICACHE_HOST_MEMORY_RESERVE_BYTES = 0
     import kvferry_sglang_hash
     from sglang.srt.mem_cache.cpp_utils import native_hash
 
