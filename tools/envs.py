@@ -3,6 +3,7 @@
     python3 -m tools.envs dev          # prints the interpreter of the environment, made if necessary
     python3 -m tools.envs vllm --bare  # without KVFerry in it
     python3 -m tools.envs sglang       # SGLang on a CPU with KVFerry; so are lmcache and lmdeploy
+    python3 -m tools.envs vllm-peers   # vLLM with what benchmarks/vllm_pooling.py measures beside KVFerry
     python3 -m tools.envs bench-peers  # other transfer libraries, which benchmarks/transfer.py measures
 
 Pinned sets live in tools/requirements. KVFerry itself is built once per content of its sources and layered on
@@ -162,7 +163,13 @@ _WITH_TORCH = {"vllm": _build_vllm, "sglang": _build_sglang, "bench-peers": _bui
 
 
 # Environments that are others with a few packages more, or in other versions.
-_ON_TOP_OF = {"lmcache": "vllm", "lmdeploy": "vllm", "peers": "vllm", "sglang-peers": "sglang"}
+_ON_TOP_OF = {
+    "lmcache": "vllm",
+    "lmdeploy": "vllm",
+    "peers": "vllm",
+    "sglang-peers": "sglang",
+    "vllm-peers": "lmcache",
+}
 
 
 def _ensure_layered(name: str) -> Path:
@@ -179,7 +186,7 @@ def _ensure_layered(name: str) -> Path:
 
 def ensure_env(name: str) -> Path:
     """The cached environment `build`, `dev`, `vllm`, `sglang`, `lmcache`, `lmdeploy`, `peers` and
-    `sglang-peers` (other people's proxies) or `bench-peers`, without KVFerry.
+    `sglang-peers` (other people's proxies), `vllm-peers` or `bench-peers`, without KVFerry.
 
     Raises ToolError with what to do.
     """
@@ -274,7 +281,8 @@ def main() -> int:
         description="Make an environment and print its interpreter on the last line."
     )
     parser.add_argument(
-        "name", choices=("build", "dev", "vllm", "sglang", "lmcache", "lmdeploy", "bench-peers")
+        "name",
+        choices=("build", "dev", "vllm", "sglang", "lmcache", "lmdeploy", "vllm-peers", "bench-peers"),
     )
     parser.add_argument("--bare", action="store_true", help="without KVFerry installed")
     options = parser.parse_args()

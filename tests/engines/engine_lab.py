@@ -8,6 +8,7 @@ import os
 import signal
 import socket
 import subprocess
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -83,7 +84,7 @@ class LabEngine:
             self._answers.update({key: Answer(value) for key, value in self.call("take").items()})
             return all(name in self._answers for name in ids)
 
-        until(complete, f"{self.name} to answer {len(ids)} requests", timeout_s)
+        until(complete, f"{self.name} to answer {len(ids)} requests", timeout_s, pause_s=0.01)
         return [self._answers.pop(name) for name in ids]
 
     def run(
@@ -119,6 +120,20 @@ class LabEngine:
             os.kill(self.pid, signal.SIGKILL)
 
 
+def _connection(listener: socket.socket, pid: int) -> socket.socket | None:
+    """The first connection of a process; None if it ended before, or took longer than `START_S`."""
+    deadline = time.monotonic() + START_S
+    listener.settimeout(1.0)
+    while time.monotonic() < deadline:
+        with contextlib.suppress(TimeoutError):
+            return listener.accept()[0]
+        try:
+            os.kill(pid, 0)
+        except ProcessLookupError:
+            return None
+    return None
+
+
 class Lab:
     """Starts engines from one process that has imported vLLM."""
 
@@ -148,13 +163,15 @@ class Lab:
         events: Params | None = None,
         kv: Params | None = None,
         namespace: str = "",
+        environ: Mapping[str, str] | None = None,
         **llm: Any,
     ) -> LabEngine:
         """Start an engine. `role` None: without a connector. `options`: kv_connector_extra_config. `kv`: all
         of vLLM's KV transfer configuration, for another connector.
 
         `ec` and `events`: of vLLM's configurations of the encoder cache and of KV events. `namespace`: file
-        of the network namespace to run in.
+        of the network namespace to run in. `environ`: variables besides those of all engines. Raises
+        AssertionError with the end of its log if it does not start.
         """
         self._count += 1
         name = f"{role or 'single'}{self._count}"
@@ -170,14 +187,14 @@ class Lab:
         with socket.socket(socket.AF_UNIX) as listener:
             listener.bind(str(path))
             listener.listen(1)
-            listener.settimeout(START_S)
             model = {"model": str(model_folder("tiny")), **llm}
             order = {"name": name, "socket": str(path), "log": str(log), "llm": model, "kv": transfer}
-            pid = self._fork({**order, "ec": ec, "events": events, "namespace": namespace})
-            try:
-                conn, _ = listener.accept()
-            except TimeoutError:
-                raise AssertionError(f"engine {name} did not start:\n{log.read_text()[-4000:]}") from None
+            pid = self._fork(
+                {**order, "ec": ec, "events": events, "namespace": namespace, "environ": environ}
+            )
+            conn = _connection(listener, pid)
+            if conn is None:
+                raise AssertionError(f"engine {name} did not start:\n{log.read_text()[-4000:]}")
         conn.settimeout(ANSWER_S)
         engine = LabEngine(name, pid, conn, log)
         self._engines[name] = engine

@@ -139,13 +139,13 @@ def empty_prefix_cache(server: Server) -> None:
         assert answer.status == 200
 
 
-def until(condition: Callable[[], object], what: str, timeout_s: float = 60.0) -> None:
+def until(condition: Callable[[], object], what: str, timeout_s: float = 60.0, pause_s: float = 0.1) -> None:
     """Wait for a condition; fails the test with `what` when it does not come true."""
     deadline = time.monotonic() + timeout_s
     while not condition():
         if time.monotonic() > deadline:
             pytest.fail(f"not within {timeout_s:.0f} s: {what}")
-        time.sleep(0.1)
+        time.sleep(pause_s)
 
 
 def is_idle(server: Server) -> bool:

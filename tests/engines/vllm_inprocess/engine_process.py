@@ -1,8 +1,8 @@
 """Real vLLM engines for tests, without HTTP servers: imports vLLM once, then forks one process per engine.
 
 Runs in the interpreter that holds vLLM and KVFerry. The first process reads lines `{"name", "socket", "llm",
-"kv", "ec", "events", "namespace"}` and forks; each child connects to its unix socket and serves the
-operations below, one JSON line each, stepping its engine in between as a server's loop would.
+"kv", "ec", "events", "namespace", "environ"}` and forks; each child connects to its unix socket and serves
+the operations below, one JSON line each, stepping its engine in between as a server's loop would.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import signal
 import socket
 import sys
 import time
+import traceback
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -84,7 +85,7 @@ class EngineProcess:
                 elif busy:
                     self._step()
 
-    def _step(self) -> None:
+    def _step(self, pause_s: float = 0.001) -> None:
         started = time.monotonic()
         outputs = self.engine.step()
         self.longest_step_s = max(self.longest_step_s, time.monotonic() - started)
@@ -98,7 +99,7 @@ class EngineProcess:
                     "media": output.ec_transfer_params,
                 }
         if not outputs:
-            time.sleep(0.001)
+            time.sleep(pause_s)
 
     def do_add(self, id: str, prompt: list[int], params: Any, **options: Any) -> None:  # noqa: A002
         from vllm import SamplingParams
@@ -160,14 +161,26 @@ class EngineProcess:
     def _runner(self) -> Any:
         return self.core.model_executor.driver_worker.worker.model_runner
 
-    def do_timed(self, prompts: list[list[int]], max_tokens: int) -> float:
-        """Answer prompts, nothing else going on; return the seconds it took."""
-        started = time.monotonic()
+    def do_timed(self, prompts: list[list[int]], max_tokens: int, params: Any = None) -> dict[str, Any]:
+        """Answer prompts, nothing else going on.
+
+        Returns the `seconds` until the last token; the processor time of this process, also of what it does
+        after that (`cpu_s`), such as saving; and the last answer's `tokens`, `cached` and `params`.
+        """
+        started, cpu = time.monotonic(), time.process_time()
         for index, prompt in enumerate(prompts):
-            self.do_add(f"timed-{started}-{index}", prompt, None, max_tokens=max_tokens)
+            self.do_add(f"timed-{started}-{index}", prompt, params, max_tokens=max_tokens)
         while self.scheduler.has_unfinished_requests():
-            self.engine.step()
-        return time.monotonic() - started
+            self._paced_step()
+        seconds = time.monotonic() - started
+        while params is None and self.scheduler.has_requests():  # else a lease may be what is left
+            self._paced_step()
+        (*_, answer) = (self.finished.pop(name) for name in list(self.finished) if name.startswith("timed-"))
+        return {**answer, "seconds": seconds, "cpu_s": time.process_time() - cpu}
+
+    def _paced_step(self) -> None:
+        """A step as the loop of vLLM's own core makes it: where nothing runs, a millisecond for others."""
+        self._step(0.0 if self.scheduler.running else 0.001)
 
     def do_abort(self, ids: list[str]) -> None:
         self.engine.abort_request(ids)
@@ -282,16 +295,34 @@ def enter_network(namespace: str) -> None:
             raise OSError(ctypes.get_errno(), f"cannot enter {namespace}")
 
 
+def bear_llvmlite() -> None:
+    """Let vLLM 0.32 go through all modules with `vars(x).get` when it replaces kernels for a CPU: it dies of
+    one in llvmlite, which LMCache imports by numba."""
+    import vllm.triton_utils.dispatcher as dispatcher
+
+    dispatcher.vars = lambda found: vars(found) if hasattr(vars(found), "get") else {}
+
+
 def child(order: dict[str, Any]) -> None:
     with Path(order["log"]).open("ab", buffering=0) as log:
         os.dup2(log.fileno(), 1)
         os.dup2(log.fileno(), 2)
     status = 1
     try:
+        os.environ.update(order.get("environ") or {})
         if order.get("namespace"):
             enter_network(order["namespace"])
-        EngineProcess(order).serve(order["socket"])
+        if str(order["kv"].get("kv_connector", "")).startswith("LMCache"):
+            bear_llvmlite()
+        cores = os.sched_getaffinity(0)
+        engine = EngineProcess(order)
+        os.sched_setaffinity(0, cores)  # NixlConnector pins every engine to the machine's last core
+        engine.serve(order["socket"])
         status = 0
+    except Exception as error:
+        traceback.print_exc()
+        print(f"ENDED BY {type(error).__name__}: {error}", flush=True)
+        raise
     finally:
         sys.stdout.flush()
         os._exit(status)  # without vLLM's own clean-up, which takes seconds
