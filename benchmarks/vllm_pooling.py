@@ -6,9 +6,10 @@ engine computed, and what our connector costs where nothing is shared; beside wh
 
 Engines run in processes of their own, forked from one that has imported vLLM, and take turns in one run, each
 prefix being new; every hit is checked for its number of tokens. Beside ours: vLLM's ExampleConnector (files,
-in the page cache or read from the disk), LMCache's connector to an `lmcache server`, vLLM's NixlConnector for
-hand-offs. What the interpreter lacks is left out, and so said. Figures are medians over the rounds; what the
-connector costs is the median over many short pairs of turns, see benchmarks/vllm_bench/overhead.py.
+in the page cache or read from the disk), LMCache's connector to an `lmcache server`, MooncakeStoreConnector
+with its store in the engine's process or apart from it, and NixlConnector for hand-offs. What the interpreter
+lacks is left out, and so said. Figures are medians over the rounds; what the connector costs is the median
+over many short pairs of turns, see benchmarks/vllm_bench/overhead.py.
 """
 
 from __future__ import annotations
@@ -43,9 +44,18 @@ COMPARED = (
     ("pool in memory", "ours", "vLLM's own prefix cache", "own", ""),
     ("pool in memory", "ours", "ExampleConnector, page cache", "example", FASTEST),
     ("pool in memory", "ours", "LMCache's server", "lmcache", FASTEST),
-    ("after a restart of the engine", "ours restarted", "computing it", "cold", "<= 1"),
-    ("after a restart of the engine", "ours restarted", "ExampleConnector", "example restarted", FASTEST),
-    ("after a restart of the engine", "ours restarted", "LMCache's server", "lmcache restarted", FASTEST),
+    ("pool in memory", "ours", "MooncakeStoreConnector", "mooncake", FASTEST),
+    ("pool in memory", "ours", "MooncakeStoreConnector, a store apart", "mooncake apart", FASTEST),
+    ("after a restart of the engine", "ours again", "computing it", "cold", "<= 1"),
+    ("after a restart of the engine", "ours again", "ExampleConnector", "example again", FASTEST),
+    ("after a restart of the engine", "ours again", "LMCache's server", "lmcache again", FASTEST),
+    (
+        "after a restart of the engine",
+        "ours again",
+        "MooncakeStoreConnector",
+        "mooncake apart restarted",
+        FASTEST,
+    ),
     ("pool on SSD", "ours disk", "computing it", "cold", "<= 1"),
     ("pool on SSD", "ours disk", "ExampleConnector, from the disk", "example disk", FASTEST),
     ("pool on SSD", "ours disk", "LMCache's server, from the disk", "lmcache disk", FASTEST),
@@ -53,6 +63,7 @@ COMPARED = (
     ("computed and saved", "ours cold", "no connector", "cold", FASTEST),
     ("computed and saved", "ours cold", "ExampleConnector", "example cold", FASTEST),
     ("computed and saved", "ours cold", "LMCache's server", "lmcache cold", FASTEST),
+    ("computed and saved", "ours cold", "MooncakeStoreConnector", "mooncake cold", FASTEST),
     ("handed over, decode engine's part", "ours decode", "NixlConnector", "nixl decode", FASTEST),
     ("handed over, from the request on", "ours handed over", "NixlConnector", "nixl handed over", FASTEST),
     ("handed over while computed", "stream handed over", "NixlConnector", "nixl handed over", FASTEST),
@@ -93,7 +104,7 @@ class Benchmark:
     def __init__(self, options: argparse.Namespace) -> None:
         self._options = options
         self._python = vllm_python()
-        self._peers = {name: has(self._python, name) for name in ("lmcache", "nixl")}
+        self._peers = {name: has(self._python, name) for name in ("lmcache", "nixl", "mooncake")}
         self.notes = [f"{name}: not in this environment" for name, there in self._peers.items() if not there]
         self.rows: list[Row] = []
 
@@ -102,16 +113,16 @@ class Benchmark:
         lab = Lab(folder)
         model = model_folder(self._options.model)
         run = Run(lab, folder, rounds=self._options.rounds, model=model, seed=self._options.seed)
-        with_lmcache = self._python if self._peers["lmcache"] else None
+        peers = {name for name, there in self._peers.items() if there}
         wanted = self._options.parts.split(",")
         costs = None
         try:
             if "handoff" in wanted:
-                handed_over(run, beside_nixl=self._peers["nixl"])
+                handed_over(run, beside_nixl="nixl" in peers)
             if "prefixes" in wanted:
-                shared_prefixes(run, with_lmcache)
+                shared_prefixes(run, self._python, peers)
             if "disk" in wanted:
-                from_disk(run, with_lmcache)
+                from_disk(run, self._python, peers)
             if "overhead" in wanted:
                 costs = nothing_shared(run, self._options.pairs)
             if "attempts" in wanted:

@@ -12,7 +12,6 @@ ATTEMPTS: dict[str, dict[str, Any]] = {
     "SimpleCPUOffloadConnector": {"cpu_bytes_to_use": 1 << 28},
     "LMCacheConnectorV1": {},
     "MooncakeConnector": {},
-    "MooncakeStoreConnector": {},
 }
 _ENDED = re.compile(r"^ENDED BY (.+)$", re.MULTILINE)
 

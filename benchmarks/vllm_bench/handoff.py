@@ -8,7 +8,8 @@ from collections.abc import Sequence
 from contextlib import nullcontext
 from typing import Any
 
-from benchmarks.vllm_bench.run import PREFIX, TAIL, Run, Timed, awake, both, fresh_folder, nixl
+from benchmarks.vllm_bench.peers import nixl
+from benchmarks.vllm_bench.run import PREFIX, TAIL, Run, Timed, awake, both, fresh_folder
 
 from engines.engine_lab import PREFILL, LabEngine
 from kvferry.handoff import StreamAddress, build_stream, parse_lease_address, stream_order

@@ -4,34 +4,44 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from contextlib import ExitStack
 from pathlib import Path
 
-from benchmarks.vllm_bench.run import PREFIX, Run, example, fresh_folder, lmcache, lmcache_server, node
+from benchmarks.vllm_bench.peers import example, lmcache, lmcache_server, mooncake_store
+from benchmarks.vllm_bench.run import PREFIX, Run, fresh_folder, node
 
 from engines.engine_lab import LabEngine
 
+ENDS = "mooncake"  # its store, with the engine
 CHUNK = 64  # tokens, of LMCache's: the prefix is a whole number of them
 MIB = 1 << 20
 
 
-def shared_prefixes(run: Run, python: Path | None) -> None:
+def shared_prefixes(run: Run, python: Path, peers: Collection[str]) -> None:
     """Computed, from vLLM's own cache, from memory of the machine, and after a restart of the engine.
 
-    `python`: an interpreter with LMCache, None if it is left out.
+    `peers`: which of LMCache and Mooncake the interpreter has.
     """
     with ExitStack() as stack:
         cluster = fresh_folder(run.folder, "memory")
-        node(stack, cluster, "--dram", f"{run.rounds * 4 * _prefix_mib(run) // 3 + 64}MiB")
+        room = run.rounds * 4 * _prefix_mib(run) // 3 + 64
+        node(stack, cluster, "--dram", f"{room}MiB")
         files = fresh_folder(run.folder, "files")
         make: dict[str, Callable[[], LabEngine]] = {
             "ours": lambda: run.ours(cluster),
             "example": lambda: run.start(example(files)),
         }
-        if python is not None:
+        if "lmcache" in peers:
             port = lmcache_server(stack, python, run.folder, gib=2, chunk=CHUNK)
             make["lmcache"] = lambda: run.start(lmcache(port))
+        if "mooncake" in peers:
+            within, apart = (
+                mooncake_store(stack, python, run.folder, room=room * MIB, apart=each)
+                for each in (False, True)
+            )
+            make[ENDS] = lambda: run.start(*within)
+            make["mooncake apart"] = lambda: run.start(*apart)
         _rounds(run, make)
 
 
@@ -53,15 +63,15 @@ def _rounds(run: Run, make: Mapping[str, Callable[[], LabEngine]]) -> None:
             run.forget(engines[name])
     for engine in (plain, *engines.values()):
         run.lab.stop(engine)
-    again = {name: start() for name, start in make.items()}
+    again = {name: start() for name, start in make.items() if name != ENDS}
     for prefix in prefixes:
         for name, engine in again.items():
-            run.first_token(f"{name} restarted", engine, prefix, hit=True)
+            run.first_token(f"{name} again", engine, prefix, hit=True)
     for engine in again.values():
         run.lab.stop(engine)
 
 
-def from_disk(run: Run, python: Path | None) -> None:
+def from_disk(run: Run, python: Path, peers: Collection[str]) -> None:
     """Prefixes that memory has no room for, on the same disk for all: read from the device."""
     with ExitStack() as stack:
         cluster, disk = fresh_folder(run.folder, "ssd"), fresh_folder(run.folder, "disk")
@@ -76,7 +86,7 @@ def from_disk(run: Run, python: Path | None) -> None:
 
         files = fresh_folder(run.folder, "disk-files")
         engines = {"ours": run.ours(cluster), "example": run.start(example(files))}
-        if python is not None:
+        if "lmcache" in peers:
             there = fresh_folder(run.folder, "disk-lmcache")
             l2 = {"type": "fs_native", "base_path": str(there), "use_odirect": True}
             port = lmcache_server(stack, python, run.folder, gib=1, chunk=CHUNK, l2=l2)

@@ -13,8 +13,6 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
-from tools.servers import Server, free_port
-
 from engines.engine_lab import Lab, LabEngine
 from kvferry.testing.nodes import NodeChild
 
@@ -103,62 +101,6 @@ def fresh_folder(parent: Path, name: str) -> Path:
 def node(stack: ExitStack, folder: Path, *flags: str, environ: Mapping[str, str] | None = None) -> NodeChild:
     """A node of our pool, until the stack ends."""
     return stack.enter_context(NodeChild(folder, *flags, environ=environ))
-
-
-def example(folder: Path) -> dict[str, Any]:
-    """vLLM's ExampleConnector, which keeps KV cache in files."""
-    return {
-        "kv_connector": "ExampleConnector",
-        "kv_role": "kv_both",
-        "kv_connector_extra_config": {"shared_storage_path": str(folder)},
-    }
-
-
-def nixl(kv_role: str = "kv_both") -> tuple[dict[str, Any], dict[str, str]]:
-    """vLLM's NixlConnector, over whatever UCX finds best between processes of one host."""
-    environ = {
-        "UCX_TLS": "tcp,self,sm",
-        "UCX_NET_DEVICES": "lo",
-        "VLLM_NIXL_SIDE_CHANNEL_HOST": "127.0.0.1",
-        "VLLM_NIXL_SIDE_CHANNEL_PORT": str(free_port()),
-    }
-    return {"kv_connector": "NixlConnector", "kv_role": kv_role}, environ
-
-
-def lmcache(port: int) -> dict[str, Any]:
-    """LMCache's connector to its server."""
-    return {
-        "kv_connector": "LMCacheMPConnector",
-        "kv_role": "kv_both",
-        "kv_connector_extra_config": {"lmcache.mp.host": "tcp://127.0.0.1", "lmcache.mp.port": port},
-    }
-
-
-def lmcache_server(
-    stack: ExitStack,
-    python: Path,
-    folder: Path,
-    *,
-    gib: int,
-    chunk: int,
-    l2: Mapping[str, Any] | None = None,
-) -> int:
-    """An `lmcache server`, until the stack ends; returns the port that engines talk to. With `l2` nothing
-    stays in its memory."""
-    port = free_port()
-    command = [
-        str(python), "-c", "from lmcache.cli.main import main; main()", "server",
-        "--host", "127.0.0.1", "--port", str(port), "--http-host", "127.0.0.1", "--http-port", "{port}",
-        "--chunk-size", str(chunk), "--l1-size-gb", str(gib), "--l1-init-size-gb", str(gib),
-        "--eviction-policy", "LRU", "--supported-transfer-mode", "auto", "--disable-metrics",
-    ]  # fmt: skip
-    if l2 is not None:
-        command += ["--l2-adapter", json.dumps(l2), "--l2-store-policy", "skip_l1"]
-    env = {"LMCACHE_TRACK_USAGE": "false", "LMCACHE_DISABLE_BANNER": "1"}
-    server = Server("lmcache", command, folder / "lmcache-server.log", env, "/healthcheck", free_port())
-    stack.callback(server.stop)
-    server.start().wait_ready(READY_S)
-    return port
 
 
 @contextmanager
