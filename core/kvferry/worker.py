@@ -128,11 +128,12 @@ class WorkerHalf:
         """Carry out the scheduler's orders, except for saves; returns at once."""
         handoff = self._started()
         self._idle = orders.idle
-        self._parts.begin(load.request_id for load in orders.handoff.loads)
-        self._parts.begin(load.request_id for load in orders.handoff.stream_loads)
+        if orders.loads:  # in few steps, and this is in each one's way
+            pooled = () if orders.pool is None else orders.pool.loads
+            for loads in (orders.handoff.loads, orders.handoff.stream_loads, pooled):
+                self._parts.begin(load.request_id for load in loads)
         handoff.carry_out(orders.handoff)
         if self._pool is not None and orders.pool is not None:
-            self._parts.begin(load.request_id for load in orders.pool.loads)
             self._pool.start_loads(orders.pool, idle=orders.idle)
 
     def end_step(self, orders: StepOrders) -> None:
@@ -162,6 +163,8 @@ class WorkerHalf:
         handoff = self._started()
         results = handoff.take_results()
         pooled = [] if self._pool is None else self._pool.worker.take_results()
+        if not results and not pooled:
+            return Ended(handoff.table.take_ended(), set(), set())
         self._results += results
         self._pool_loads += pooled
         parts = [(result.request_id, result.error is not None) for result in results]

@@ -27,7 +27,7 @@ from kvferry.errors import ConfigError
 from kvferry.handoff import WorkerAddress
 from kvferry.layout import KVGeometry, cache_memory
 from kvferry.pool import GroupShape, PoolFront, PoolKeys, SavedCounts, identity_of
-from kvferry.worker import StepOrders, WorkerHalf
+from kvferry.worker import StepOrders, WorkerHalf, WorkerStats
 from kvferry_vllm import _support
 from kvferry_vllm.cpu_layout import measure_layout
 from kvferry_vllm.geometry import Ranks, build_geometry
@@ -277,10 +277,13 @@ class KVFerryConnector(KVConnectorBase_V1, SupportsHMA):
     def get_kv_connector_stats(self) -> KVConnectorStats | None:
         """Return what happened since the last call, None if nothing did."""
         if self._worker is not None:
-            stats = KVFerryStats.of(*self._worker.take_stats())
+            taken = self._worker.take_stats()
         else:
             handoff, pool = self._scheduler_half().planner.take_counts()
-            stats = KVFerryStats.of((), handoff, (), pool)
+            taken = WorkerStats([], handoff, [], pool)
+        if not any(taken):  # as after most steps
+            return None
+        stats = KVFerryStats.of(*taken)
         return None if stats.is_empty() else stats
 
     @classmethod

@@ -213,15 +213,20 @@ class Consumer:
 
     def take_results(self) -> list[LoadResult]:
         """Return the loads that ended since the last call, each one once."""
+        if not self._results:
+            return []
         with self._lock:
             results, self._results = self._results, []
             return results
 
     def take_counts(self) -> dict[str, int]:
         """Return what happened since the last call: duplicate_loads, release_failures, failed_renewals."""
+        renewals = self._renewals.take_counts()
+        if not self._counts:
+            return renewals
         with self._lock:
             counts, self._counts = self._counts, Counter()
-        return dict(counts + Counter(self._renewals.take_counts()))
+        return dict(counts + Counter(renewals))
 
     def pending(self) -> int:
         """Return how many loads have not ended."""

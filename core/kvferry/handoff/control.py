@@ -121,6 +121,8 @@ class ControlClient:
 
     def take_counts(self) -> dict[str, int]:
         """Return what was counted since the last call: late_answers."""
+        if not self._counts:
+            return {}
         with self._lock:
             counts, self._counts = dict(self._counts), Counter()
             return counts

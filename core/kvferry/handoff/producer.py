@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 
 import msgspec
 
@@ -55,13 +55,15 @@ class LeaseTable:
         self._counts: Counter[str] = Counter()
 
     def admit(
-        self, authority: LeaseAuthority, issued_through: int, leases: Iterable[tuple[str, str]]
+        self, authority: LeaseAuthority, issued_through: int, leases: Sequence[tuple[str, str]]
     ) -> None:
         """Begin `leases`, pairs of lease id and owner, of the engine that `authority` stands for.
 
         The engine has issued up to sequence `issued_through`. To be called in the order of issue. A lease
         that is known, or has ended, is counted and ignored.
         """
+        if not leases and issued_through == self._issued_through and authority == self._authority:
+            return  # as in most steps; nobody else changes these
         with self._lock:
             if authority != self._authority:
                 self._authority, self._issued_through = authority, 0
@@ -127,6 +129,8 @@ class LeaseTable:
 
     def take_ended(self) -> set[str]:
         """Return the owners whose leases have ended since the last call."""
+        if not self._ended:
+            return set()
         with self._lock:
             ended, self._ended = set(self._ended), []
             return ended
@@ -142,6 +146,8 @@ class LeaseTable:
         Names: granted, done, rejected, aborted, expired, renewals, and what was ignored (*_notices). Over the
         table's life granted == done + rejected + aborted + expired + held().
         """
+        if not self._counts:
+            return {}
         with self._lock:
             counts, self._counts = dict(self._counts), Counter()
             return counts

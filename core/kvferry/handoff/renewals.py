@@ -92,6 +92,8 @@ class Renewals:
 
     def take_counts(self) -> dict[str, int]:
         """Return what was counted since the last call: failed_renewals."""
+        if not self._counts:
+            return {}
         with self._lock:
             counts, self._counts = dict(self._counts), Counter()
             return counts

@@ -284,6 +284,8 @@ class HandoffScheduler:
 
     def take_counts(self) -> dict[str, int]:
         """Return what was counted since the last call: refused_<reason>."""
+        if not self._counts:
+            return {}
         counts, self._counts = dict(self._counts), Counter()
         return counts
 

@@ -111,6 +111,8 @@ class MessageLoop:
 
     def take_counts(self) -> dict[str, int]:
         """Return what was counted since the last call: malformed_messages, unanswered."""
+        if not self._counts:
+            return {}
         with self._lock:
             counts, self._counts = dict(self._counts), Counter()
             return counts
@@ -309,14 +311,19 @@ class HandoffWorker:
     def take_results(self) -> list[LoadResult]:
         """Return the loads that ended since the last call, each one once."""
         results = self.consumer.take_results()
-        self._summary.add(results, {})
+        if results:
+            self._summary.add(results, {})
         return results
 
     def take_counts(self) -> dict[str, int]:
         """Return everything counted since the last call, by name."""
+        parts = (self.table, self.consumer, self._control, self._loop, self.streams)
+        counts = [found for found in (part.take_counts() for part in parts) if found]
+        if not counts:
+            return {}
         total: Counter[str] = Counter()
-        for part in (self.table, self.consumer, self._control, self._loop, self.streams):
-            total.update(part.take_counts())
+        for found in counts:
+            total.update(found)
         self._summary.add((), total)
         return dict(total)
 

@@ -124,6 +124,8 @@ class Streams:
 
     def take_counts(self) -> dict[str, int]:
         """Return what happened since the last call, by name; at most a tenth of a second old."""
+        if not self._counts:
+            return {}
         with self._lock:
             counts, self._counts = self._counts, Counter()
         return dict(counts)
@@ -143,8 +145,9 @@ class Streams:
         if self._thread.failures:
             counts["internal_errors"] += self._thread.failures
             self._thread.failures = 0
-        with self._lock:
-            self._counts.update(counts)
+        if counts:
+            with self._lock:
+                self._counts.update(counts)
 
 
 def sender(engine: Engine) -> Callable[[int, HandoffMessage], None]:

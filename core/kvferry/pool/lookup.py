@@ -120,6 +120,8 @@ class Lookups:
 
     def take_counts(self) -> dict[str, int]:
         """Return what was counted since the last call: lookups|hit, miss, late, failed."""
+        if not self._counts:
+            return {}
         with self._lock:
             counts, self._counts = dict(self._counts), Counter()
             return counts

@@ -119,7 +119,7 @@ class PoolScheduler:
 
         Where they are too many to be held: the first ones now, the others after later steps."""
         chain = self._chains.get(request_id)
-        if chain is None:
+        if chain is None or not self._fills_any(chain, num_tokens):
             return
         full = self._affordable(chain, hashes, num_tokens)
         if all(end <= begin for end, begin in zip(full, chain.saved, strict=True)):
@@ -180,8 +180,11 @@ class PoolScheduler:
 
     def take_counts(self) -> dict[str, int]:
         """Return what was counted since the last call, as `metric|label`."""
+        asked = self._lookups.take_counts()
+        if not asked and not self._counts:
+            return {}
         counts, self._counts = self._counts, Counter()
-        counts.update(self._lookups.take_counts())
+        counts.update(asked)
         return {name: count for name, count in counts.items() if count}
 
     def _reset_orders(self) -> None:
@@ -192,6 +195,13 @@ class PoolScheduler:
     def _extend(self, chain: _Chain, hashes: Sequence[bytes]) -> None:
         for group, known in enumerate(chain.keys):
             known.extend(self._keys.of_blocks(group, hashes, first=len(known)))
+
+    def _fills_any(self, chain: _Chain, num_tokens: int) -> bool:
+        """Whether so many tokens fill a block that is not saved: in most steps of an answer they do not."""
+        for shape, saved in zip(self._keys.groups, chain.saved, strict=True):
+            if num_tokens >= (saved + 1) * shape.block_tokens:
+                return True
+        return False
 
     def _affordable(self, chain: _Chain, hashes: Sequence[bytes], num_tokens: int) -> list[int]:
         """Return up to which block of each group to save: to the last full one, or where the most tokens end

@@ -103,7 +103,8 @@ class PoolBack:
         self._node = orders.node
         if not self._attached:
             self._attached = self._loads.submit(self._link.attach)
-        self.worker.start_loads(orders, idle=idle)
+        if orders.loads or orders.cancels:
+            self.worker.start_loads(orders, idle=idle)
 
     def close(self) -> None:
         """Stop; what runs ends by its deadline or with the connection. Idempotent."""

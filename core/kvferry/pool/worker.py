@@ -146,6 +146,8 @@ class PoolWorker:
 
     def start_saves(self, orders: PoolOrders) -> None:
         """Begin the saves of a step; to be called when the step has written its blocks."""
+        if not orders.saves:
+            return
         deadline = self._clock() + self._limits.save_timeout_s
         with self._lock:
             self._saves_running += len(orders.saves)
@@ -161,18 +163,24 @@ class PoolWorker:
 
     def take_results(self) -> list[PoolLoad]:
         """Return the loads that ended since the last call, each once."""
+        if not self._results:
+            return []
         with self._lock:
             results, self._results = self._results, []
             return results
 
     def take_saved(self) -> SavedCounts | None:
         """Return the save jobs that ended since the last call, each once: nothing reads their blocks."""
+        if not self._saved:
+            return None
         with self._lock:
             saved, self._saved = self._saved, Counter()
         return SavedCounts(dict(saved)) if saved else None
 
     def take_counts(self) -> dict[str, int]:
         """Return what was counted since the last call, as `metric|label`, see kvferry_pool_* in the table."""
+        if not self._counts:
+            return {}
         with self._lock:
             counts, self._counts = self._counts, Counter()
             return {name: count for name, count in counts.items() if count}
