@@ -8,8 +8,8 @@ Engines run in processes of their own, forked from one that has imported vLLM, a
 prefix being new; every hit is checked for its number of tokens. Beside ours: vLLM's ExampleConnector (files,
 in the page cache or read from the disk), LMCache's connector to an `lmcache server`, MooncakeStoreConnector
 with its store in the engine's process or apart from it, and NixlConnector for hand-offs. What the interpreter
-lacks is left out, and so said. Figures are medians over the rounds; what the connector costs is the median
-over many short pairs of turns, see benchmarks/vllm_bench/overhead.py.
+lacks is left out, and so said. Figures are the best round's, since other programs' load only adds to them;
+what the connector costs is the median over many short pairs of turns, see benchmarks/vllm_bench/overhead.py.
 """
 
 from __future__ import annotations
