@@ -53,7 +53,7 @@ COMPARED = (
         "after a restart of the engine",
         "ours again",
         "MooncakeStoreConnector",
-        "mooncake apart restarted",
+        "mooncake apart again",
         FASTEST,
     ),
     ("pool on SSD", "ours disk", "computing it", "cold", "<= 1"),

@@ -151,9 +151,9 @@ class PoolWorker:
         deadline = self._clock() + self._limits.save_timeout_s
         with self._lock:
             self._saves_running += len(orders.saves)
-        for job in orders.saves:
-            if not self._submit_save(functools.partial(self._run_save, job, orders.tag, deadline)):
-                self._end_save(job)
+        for jobs in self._together(orders.saves):
+            if not self._submit_save(functools.partial(self._run_saves, jobs, orders.tag, deadline)):
+                self._end_saves(jobs)
 
     @property
     def saving(self) -> bool:
@@ -258,9 +258,24 @@ class PoolWorker:
                 result.request_id, result.blocks, error,
             )  # fmt: skip
 
-    def _run_save(self, job: SaveJob, tag: str, deadline: float) -> None:
+    def _together(self, jobs: Sequence[SaveJob]) -> Iterator[list[SaveJob]]:
+        """Cut a step's saves into pieces for one thread each: many requests add a block in the same step, and
+        what a call costs besides its bytes is paid once."""
+        piece: list[SaveJob] = []
+        size = 0
+        for job in jobs:
+            job_bytes = sum(len(span.keys) * self._block_bytes(span.group) for span in job.spans)
+            if piece and size + job_bytes > BATCH_BYTES:
+                yield piece
+                piece, size = [], 0
+            piece.append(job)
+            size += job_bytes
+        if piece:
+            yield piece
+
+    def _run_saves(self, jobs: Sequence[SaveJob], tag: str, deadline: float) -> None:
         try:
-            for batch in self._batches(job.spans):
+            for batch in self._batches(_joined([span for job in jobs for span in job.spans])):
                 self._save(batch, tag, deadline)
         except KVFerryError as error:
             self._save_failed(error)
@@ -268,7 +283,7 @@ class PoolWorker:
             logger.exception("a save to the pool failed unexpectedly")
             self._save_failed(InternalError(f"{type(error).__name__}: {error}"))
         finally:  # whatever happened: without an answer the engine would keep the blocks for ever
-            self._end_save(job)
+            self._end_saves(jobs)
 
     def _save(self, batch: BlockSpan, tag: str, deadline: float) -> None:
         left_s = deadline - self._clock()
@@ -308,21 +323,24 @@ class PoolWorker:
         level = self._warnings.level(("save", error.code))
         logger.log(level, "blocks were not saved to the pool: %s", error)
 
-    def _end_save(self, job: SaveJob) -> None:
+    def _end_saves(self, jobs: Sequence[SaveJob]) -> None:
         with self._lock:
-            self._saved[job.job_id] += 1
-            self._saves_running -= 1
+            self._saved.update(job.job_id for job in jobs)
+            self._saves_running -= len(jobs)
 
     def _batches(self, spans: Sequence[BlockSpan]) -> Iterator[BlockSpan]:
         """Cut spans into pieces of at most `BATCH_BYTES`, at least one block each."""
         for span in spans:
             if not 0 <= span.group < len(self._memory):
                 raise OutOfRangeError(f"there is no KV cache group {span.group}")
-            block_bytes = int(self._memory[span.group].block_bytes.sum())  # 0: all layers are in other stages
-            size = max(1, BATCH_BYTES // max(1, block_bytes))
+            size = max(1, BATCH_BYTES // max(1, self._block_bytes(span.group)))
             for first in range(0, len(span.keys), size):
                 cut = slice(first, first + size)
                 yield BlockSpan(span.group, span.keys[cut], span.block_ids[cut], span.parents[cut])
+
+    def _block_bytes(self, group: int) -> int:
+        """Bytes of a block; 0: all layers are in other stages, or there is no such group."""
+        return int(self._memory[group].block_bytes.sum()) if group < len(self._memory) else 0
 
     def _runs(self, span: BlockSpan) -> tuple[_Runs, list[int]]:
         """Return where the blocks of a span lie, and each one's size."""
@@ -343,3 +361,19 @@ class PoolWorker:
     def _count(self, name: str, count: int) -> None:
         with self._lock:
             self._counts[name] += count
+
+
+def _joined(spans: Sequence[BlockSpan]) -> list[BlockSpan]:
+    """Return the same blocks, in one span for each group."""
+    by_group: dict[int, list[BlockSpan]] = {}
+    for span in spans:
+        by_group.setdefault(span.group, []).append(span)
+    return [
+        BlockSpan(
+            group,
+            tuple(key for span in found for key in span.keys),
+            tuple(block for span in found for block in span.block_ids),
+            tuple(parent for span in found for parent in span.parents),
+        )
+        for group, found in by_group.items()
+    ]

@@ -128,6 +128,26 @@ def test_what_is_there_is_not_written_again(store):
     assert counts["saved_blocks|existed"] == 2
 
 
+def test_the_saves_of_a_step_are_one_call_of_the_store(store, monkeypatch):
+    """Many requests add a block in the same step; what does not fit into one batch is a call of its own."""
+    calls = []
+    put = type(store).put_runs
+    monkeypatch.setattr(
+        type(store), "put_runs", lambda *a, **k: calls.append(len(a[1])) or put(*a, **k), raising=True
+    )
+    monkeypatch.setattr("kvferry.pool.worker.BATCH_BYTES", 3 * LAYERS * ROW)
+    rig = Rig(store)
+    rig.written([1, 2, 3, 4])
+    jobs = tuple(SaveJob(10 + index, (span([1 + index], index),)) for index in range(4))
+    rig.worker.start_saves(PoolOrders("", "kv-tag", saves=jobs))
+    assert calls == [3, 1]
+    assert not rig.worker.saving
+    assert rig.worker.take_saved() == SavedCounts({10: 1, 11: 1, 12: 1, 13: 1})
+    rig.worker.start_loads(load([8, 9, 10, 11]))
+    assert [each.error for each in rig.worker.take_results()] == [None]
+    assert [rig.memory.read(block) for block in (8, 9, 10, 11)] == [value(each) for each in HASHES[:4]]
+
+
 def test_a_missing_block_fails_the_load_and_says_how_far_it_came(store):
     rig = Rig(store)
     rig.written([1, 2])
