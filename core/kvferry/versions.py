@@ -1,10 +1,13 @@
-"""Version ranges of the engines we connect to, without depending on a packaging library."""
+"""Versions of the engines we connect to, without depending on a packaging library."""
 
 from __future__ import annotations
 
+import importlib.metadata
 import re
 
 from kvferry.errors import InvalidArgumentError
+
+MOONCAKE = "mooncake-transfer-engine"  # Mooncake's own distributions: this, -non-cuda, -cuda13, -npu, ...
 
 _RELEASE = re.compile(r"v?(\d+(?:\.\d+)*)")
 _CLAUSE = re.compile(r"\s*(>=|<=|==|>|<)\s*(\d+(?:\.\d+)*)\s*")
@@ -45,3 +48,13 @@ def in_range(version: str, wanted: str) -> bool:
         if not holds[match[1]]:
             return False
     return True
+
+
+def installed_under(prefix: str) -> list[str]:
+    """Return the installed distributions whose names begin with `prefix`, as "name version", in order."""
+    found = {
+        f"{dist.name} {dist.version}"
+        for dist in importlib.metadata.distributions()
+        if (dist.name or "").lower().replace("_", "-").startswith(prefix)
+    }
+    return sorted(found)

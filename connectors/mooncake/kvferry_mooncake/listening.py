@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import msgspec
 
-from kvferry.config import TransferOptions, environment_value, load_config
+from kvferry.config import TransferOptions, environment_value, load_config, resolve_host
 from kvferry.config.schema import DEFAULT_SOURCE
-from kvferry.transfer import resolve_host
 from kvferry_mooncake.codes import logger
 
 _LEAST_TIMEOUT_S = 5.0  # as Mooncake has it

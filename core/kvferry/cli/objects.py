@@ -93,8 +93,11 @@ def get(*, config: Config, key: str, output: str | None) -> None:
 @node_flags
 def put(
     *, config: Config, key: str, source: str, replicas: int, ttl_s: float | None, tags: tuple[str, ...]
-) -> None:
-    """Store the file SOURCE (- for standard input) under KEY (hex:... for bytes)."""
+) -> int:
+    """Store the file SOURCE (- for standard input) under KEY (hex:... for bytes).
+
+    Exit code 0: done. 1: stored, but on fewer nodes than --replicas asked for.
+    """
     from kvferry.store import open_store
 
     try:
@@ -104,23 +107,38 @@ def put(
     with open_store(config) as store:
         result = store.put(key_of(key), value, replicas=replicas, ttl_s=ttl_s, tags=tags)
     what = "stored" if result.created else "was there already"
-    click.echo(f"{format_size(len(value))} {what}, on {result.replicas} node(s)", err=True)
+    short = result.replicas < replicas
+    where = (
+        f"{result.replicas} of the {replicas} node(s) asked for" if short else f"{result.replicas} node(s)"
+    )
+    click.echo(f"{format_size(len(value))} {what}, on {where}", err=True)
+    return 1 if short else 0
 
 
 @click.command("rm")
 @click.argument("keys", nargs=-1)
 @click.option("--tag", help="Remove all objects with this tag.")
 @node_flags
-def rm(*, config: Config, keys: tuple[str, ...], tag: str | None) -> None:
-    """Remove the objects under KEYS (hex:... for bytes), or all with a tag."""
+def rm(*, config: Config, keys: tuple[str, ...], tag: str | None) -> int:
+    """Remove the objects under KEYS (hex:... for bytes), or all with a tag.
+
+    Exit code 0: they are removed. 1: one of the keys, or all with the tag, were absent; the rest is removed.
+    """
     from kvferry.store import open_store
 
     if bool(keys) == bool(tag):
         raise click.UsageError("name either keys or a tag")
     with open_store(config) as store:
         if tag:
-            click.echo(f"{store.remove_tag(tag)} object(s) removed", err=True)
-            return
-        for error in store.remove_many([key_of(key) for key in keys]):
-            if error is not None:
-                raise error
+            count = store.remove_tag(tag)
+            click.echo(f"{count} object(s) removed", err=True)
+            return 0 if count else 1
+        wanted = [key_of(key) for key in keys]
+        there = store.exists_many(wanted)
+        errors = [error for error in store.remove_many(wanted) if error is not None]
+    for key, found in zip(keys, there, strict=True):
+        if not found:
+            click.echo(f"{key}: absent", err=True)
+    if errors:
+        raise errors[0]
+    return 0 if all(there) else 1

@@ -10,7 +10,7 @@ from typing import Any
 import click
 
 from kvferry.cli.using import TIMEOUT_S, admin_url, ask, node_flags
-from kvferry.config import Config, approximate_size, format_size
+from kvferry.config import Config, approximate_size
 
 _CLEAR = "\x1b[H\x1b[J"
 _BAR = 40
@@ -87,7 +87,7 @@ def text_of(document: Mapping[str, Any]) -> str:
     for member in document["members"]:
         here = " (this node)" if member["node_id"] == document["node_id"] else ""
         roles = f" {', '.join(member['roles'])}" if member["roles"] else ""
-        size = format_size(member["dram_bytes"])
+        size = approximate_size(member["dram_bytes"])
         lines.append(f"  {member['node_id'][:12]}  {member['endpoint']:<24} {size:>10}{roles}{here}")
     return "\n".join(lines)
 
@@ -106,4 +106,4 @@ def rates_of(before: Mapping[str, int], after: Mapping[str, int], seconds: float
 def _bar(used: int, size: int) -> str:
     share = min(used / size, 1.0) if size else 0.0
     full = round(share * _BAR)
-    return f"[{'#' * full}{'.' * (_BAR - full)}] {share:6.1%} of {format_size(size)}"
+    return f"[{'#' * full}{'.' * (_BAR - full)}] {share:6.1%} of {approximate_size(size)}"

@@ -56,8 +56,7 @@ def admin_url(config: Config, url: str | None) -> str:
     """
     if url:
         return url.rstrip("/")
-    from kvferry._native import Endpoint
-    from kvferry.store import find_nodes
+    from kvferry.store import find_nodes, named_node
 
     found = find_nodes(config.cluster)
     if not found:
@@ -65,9 +64,9 @@ def admin_url(config: Config, url: str | None) -> str:
             f"no node of cluster {config.cluster.name!r} runs on this machine as this user: start one with "
             "`kvferry node`, or name the HTTP interface of another with --admin URL"
         )
-    wanted = config.store.node
+    wanted = str(named_node(config)) if config.store.node else ""
     for advert in found:
-        if not wanted or str(Endpoint(wanted)) == advert.endpoint:
+        if not wanted or wanted == advert.endpoint:
             return advert.admin
     raise UnavailableError(
         f"no node of cluster {config.cluster.name!r} runs at {wanted} on this machine as this user: name the "

@@ -12,6 +12,7 @@ from __future__ import annotations
 from kvferry.config.cluster_store import check_cluster_store, parse_endpoints
 from kvferry.config.explain import explain, explain_changes, explain_rows, to_markdown
 from kvferry.config.fields import Field, all_fields, check_options
+from kvferry.config.hosts import resolve_address, resolve_host, unresolved_address
 from kvferry.config.loader import load_config
 from kvferry.config.logs import apply_log_options
 from kvferry.config.runtime import make_private, runtime_directory
@@ -59,6 +60,9 @@ __all__ = [
     "parse_endpoints",
     "parse_size",
     "read_small_file",
+    "resolve_address",
+    "resolve_host",
     "runtime_directory",
     "to_markdown",
+    "unresolved_address",
 ]

@@ -149,4 +149,6 @@ def _expected_number(meta: msgspec.Meta, plain: type, unit: str) -> str:
         return units.format_duration(limit) if unit == "seconds" else f"{limit:g}"
 
     kind = {"bytes": "size", "seconds": "duration"}.get(unit, "integer" if plain is int else "number")
+    if meta.gt is not None:
+        return f"{kind} above {show(meta.gt)}, {show(meta.le or math.inf)} at most"
     return f"{kind} from {show(meta.ge or 0)} to {show(meta.le or math.inf)}"

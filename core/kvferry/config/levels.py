@@ -15,6 +15,8 @@ transfer = "io_uring"     # or "pread"
 
 from __future__ import annotations
 
+import difflib
+import typing
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
@@ -49,6 +51,7 @@ _TRANSFERS = {
 def settings_of(value: Any) -> dict[str, Any]:
     """Return the settings, by key, that a list of levels stands for. Raises ValueError with what is wrong."""
     try:
+        _check_words(value)
         levels = msgspec.convert(value, type=list[_Level])
     except msgspec.ValidationError as error:
         raise ValueError(str(error)) from None
@@ -61,6 +64,30 @@ def settings_of(value: Any) -> dict[str, Any]:
     for level in levels:
         found |= _settings_of_level(level)
     return found
+
+
+def _check_words(value: Any) -> None:
+    """Refuse fields that a level does not have and words that a field does not take, with the nearest one."""
+    if not isinstance(value, list):
+        return  # whatever else is wrong, the conversion says
+    words = {
+        name: typing.get_args(hint)
+        for name, hint in typing.get_type_hints(_Level).items()
+        if typing.get_origin(hint) is Literal
+    }
+    for number, level in enumerate(value, start=1):
+        for name, given in level.items() if isinstance(level, Mapping) else ():
+            if name not in _Level.__struct_fields__:
+                raise ValueError(
+                    f'level {number} has an unknown field "{name}"{_hint(name, _Level.__struct_fields__)}'
+                )
+            if name in words and isinstance(given, str) and given not in words[name]:
+                raise ValueError(f'level {number} has an unknown {name} "{given}"{_hint(given, words[name])}')
+
+
+def _hint(word: object, known: tuple[str, ...]) -> str:
+    near = difflib.get_close_matches(str(word), known, n=1)
+    return f", did you mean {near[0]}?" if near else f"; expected one of {', '.join(known)}"
 
 
 def _settings_of_level(level: _Level) -> dict[str, Any]:

@@ -332,8 +332,8 @@ class StoreOptions(Options, frozen=True, kw_only=True):
     node: Annotated[
         str,
         Meta(
-            description="Node that programs use, `host:port`. Empty: the one of this user on this machine "
-            "that belongs to `cluster.name`."
+            description="Node that programs use, `host:port`; a host name is looked up once, when the store "
+            "is opened. Empty: the one of this user on this machine that belongs to `cluster.name`."
         ),
     ] = ""
 

@@ -18,16 +18,16 @@ class TransferOptions(Options, frozen=True, kw_only=True):
         str,
         Meta(
             min_length=1,
-            description="Address and port to listen on, `host:port` or `[ipv6]:port`. Port 0 lets the kernel "
-            "choose a free one, which is then published to peers. An address other than loopback "
-            "needs `cluster_secret`.",
+            description="Address and port to listen on, `host:port` or `[ipv6]:port`; a host name is looked "
+            "up once, at start. Port 0 lets the kernel choose a free one, which is then published to peers. "
+            "An address other than loopback needs `cluster_secret`.",
         ),
     ] = "127.0.0.1:0"
     advertise: Annotated[
         str,
         Meta(
             description="Address that peers are told to connect to, when it differs from `bind` (NAT, "
-            "wildcard bind). Port 0 or none means the bound port. Empty: the bound address."
+            "wildcard bind), as in `bind`. Port 0 means the bound port. Empty: the bound address."
         ),
     ] = ""
     transports: Annotated[

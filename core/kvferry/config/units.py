@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Mapping
 
 _NUMBER_AND_UNIT = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([A-Za-z]*)\s*")
 _SECONDS = {"": 1.0, "us": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
 _BINARY = {"k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40, "p": 1 << 50}
 _DECIMAL = {"k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "p": 10**15}
 _MAX_BYTES = (1 << 63) - 1
+_READABLE = 7  # characters: 9999MiB
 
 
 def parse_duration(text: str) -> float:
@@ -64,13 +66,20 @@ def format_duration(seconds: float) -> str:
 
 
 def format_size(size_bytes: int) -> str:
-    """Return `size_bytes` in the largest binary unit that divides it: 4194304 -> `4MiB`.
+    """Return `size_bytes` in the largest binary unit that divides it, or in a decimal one where that makes a
+    long number short: 4194304 -> `4MiB`, 8000000000 -> `8GB`.
 
     `parse_size` reads it back.
     """
-    for unit, scale in (("TiB", 1 << 40), ("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)):
-        if size_bytes and size_bytes % scale == 0:
-            return f"{size_bytes // scale}{unit}"
+    binary = _in_largest(size_bytes, _BINARY, "iB")
+    decimal = _in_largest(size_bytes, _DECIMAL, "B")
+    return decimal if len(binary) > _READABLE >= len(decimal) else binary
+
+
+def _in_largest(size_bytes: int, units: Mapping[str, int], suffix: str) -> str:
+    for unit in ("t", "g", "m", "k"):
+        if size_bytes and size_bytes % units[unit] == 0:
+            return f"{size_bytes // units[unit]}{unit.upper()}{suffix}"
     return f"{size_bytes}B"
 
 

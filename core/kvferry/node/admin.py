@@ -21,7 +21,7 @@ import msgspec
 from aiohttp import web
 
 from kvferry._native import Endpoint
-from kvferry.config import AdminOptions
+from kvferry.config import AdminOptions, resolve_address
 from kvferry.errors import (
     ConfigError,
     DeadlineExceededError,
@@ -54,7 +54,7 @@ class AdminServer:
         options = node.config.admin
         self._node = node
         self._token = token
-        self._address = Endpoint(options.bind)
+        self._address = _address(options)
         self._loop = asyncio.new_event_loop()
         self._runner: web.AppRunner | None = None
         self._thread = threading.Thread(target=self._loop.run_forever, name="kvferry-admin", daemon=True)
@@ -175,10 +175,17 @@ def read_token(options: AdminOptions) -> bytes:
         if not token:
             raise ConfigError(f"admin.token_file {options.token_file} is empty")
         return token
-    address = Endpoint(options.bind)
+    address = _address(options)
     if not ipaddress.ip_address(address.host.partition("%")[0]).is_loopback:
         raise ConfigError(f"admin.bind {options.bind} can be reached from outside: set admin.token_file")
     return b""
+
+
+def _address(options: AdminOptions) -> Endpoint:
+    try:
+        return Endpoint(resolve_address(options.bind))
+    except KVFerryError as error:
+        raise ConfigError(f"admin.bind: {error}") from error
 
 
 def _is_ours(request: web.Request) -> bool:

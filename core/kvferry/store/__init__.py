@@ -13,7 +13,7 @@ from kvferry.store._options import node_options
 from kvferry.store.aio import AsyncStore
 from kvferry.store.client import Store
 from kvferry.store.discovery import Advert, Advertisement, find_nodes
-from kvferry.store.opening import check_settings, open_embedded, open_store
+from kvferry.store.opening import check_settings, named_node, open_embedded, open_store
 from kvferry.store.results import GetResult, PutResult
 from kvferry.store.view import View
 
@@ -31,6 +31,7 @@ __all__ = [
     "View",
     "check_settings",
     "find_nodes",
+    "named_node",
     "node_options",
     "open_embedded",
     "open_store",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from kvferry import _native
 from kvferry._native import Endpoint
-from kvferry.config import Config, check_cluster_store, load_config
+from kvferry.config import Config, check_cluster_store, load_config, resolve_address, unresolved_address
 from kvferry.errors import ConfigError, InvalidArgumentError, UnavailableError
 from kvferry.store._options import client_options, node_options
 from kvferry.store.client import Store
@@ -15,15 +15,15 @@ def open_store(config: Config | None = None, *, node: str | Endpoint | None = No
     """Attach to a node: `node`, else the setting `store.node`, else the one of this machine. `config`: by
     default `load_config()`, as all commands have it.
 
-    Raises `UnavailableError` (no such node, or it does not answer), `ConfigError`, `UnauthenticatedError`,
-    `AccessDeniedError` (it belongs to another cluster).
+    A host name is looked up now. Raises `UnavailableError` (no such node or host, or it does not answer),
+    `ConfigError`, `UnauthenticatedError`, `AccessDeniedError` (it belongs to another cluster).
     """
     config = load_config() if config is None else config
     options = client_options(config)
     if node:
-        endpoint = node if isinstance(node, Endpoint) else Endpoint(node)
+        endpoint = node if isinstance(node, Endpoint) else Endpoint(resolve_address(node))
     elif config.store.node:
-        endpoint = _named(config)
+        endpoint = named_node(config)
     else:
         endpoint = _of_this_machine(config)
         options.find_node(lambda: _successor(config))
@@ -49,15 +49,28 @@ def check_settings(config: Config) -> None:
     """
     check_cluster_store(config.cluster, config.transfer.cluster_secret)
     if config.store.node:
-        _named(config)
+        _checked(config, unresolved_address(config.store.node))
 
 
-def _named(config: Config) -> Endpoint:
+def named_node(config: Config) -> Endpoint:
+    """Return the address of `store.node`; a host name is looked up. Raises `ConfigError`, `UnavailableError`
+    (a name that nobody knows).
+    """
     try:
-        return Endpoint(config.store.node)
+        return _checked(config, resolve_address(config.store.node))
+    except UnavailableError as error:
+        raise UnavailableError(f"store.node from {_source(config)}: {error}") from error
+
+
+def _checked(config: Config, text: str) -> Endpoint:
+    try:
+        return Endpoint(text)
     except InvalidArgumentError as error:
-        source = config.sources.get("store.node", "code")
-        raise ConfigError(f"store.node from {source} is not allowed: {error}") from None
+        raise ConfigError(f"store.node from {_source(config)} is not allowed: {error}") from None
+
+
+def _source(config: Config) -> str:
+    return config.sources.get("store.node", "code")
 
 
 def _successor(config: Config) -> Endpoint | None:

@@ -28,7 +28,7 @@ from kvferry.transfer.handle import Transfer, may_still_land
 from kvferry.transfer.metrics import TransferMetrics
 from kvferry.transfer.peer import Peer
 from kvferry.transfer.region import Region
-from kvferry.transfer.sessions import SessionEngine, resolve_host, resolve_session
+from kvferry.transfer.sessions import SessionEngine, resolve_session
 
 __all__ = [
     "Access",
@@ -56,7 +56,6 @@ __all__ = [
     "may_still_land",
     "memory_of",
     "native_options",
-    "resolve_host",
     "resolve_session",
     "topology",
     "view_of",

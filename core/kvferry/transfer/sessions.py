@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import socket
 import threading
 from collections.abc import Sequence
 from typing import Any
@@ -11,8 +10,8 @@ from typing import Any
 import numpy as np
 
 from kvferry._native import Endpoint
-from kvferry.config import TransferOptions
-from kvferry.errors import InvalidArgumentError, NotFoundError, OutOfRangeError, UnavailableError
+from kvferry.config import TransferOptions, resolve_host
+from kvferry.errors import InvalidArgumentError, NotFoundError, OutOfRangeError
 from kvferry.transfer._buffers import view_of
 from kvferry.transfer.addressed import AddressedEngine, Addresses
 from kvferry.transfer.engine import Engine, Op
@@ -159,16 +158,6 @@ def resolve_session(session: str) -> Endpoint:
     if match is None:
         raise InvalidArgumentError(f"the session {session!r} is not of the form host:port")
     return Endpoint(f"{resolve_host(match['host'])}:{match['port']}")
-
-
-def resolve_host(host: str) -> str:
-    """Return the numeric address of `host` as endpoints write it. Raises `UnavailableError`."""
-    try:
-        found = socket.getaddrinfo(host.strip("[]"), None, type=socket.SOCK_STREAM)
-    except (OSError, UnicodeError) as error:
-        raise UnavailableError(f"the host {host!r} cannot be found: {error}") from error
-    family, *_, address = min(found, key=lambda entry: entry[0] == socket.AF_INET6)  # IPv4 if it has both
-    return f"[{address[0]}]" if family == socket.AF_INET6 else str(address[0])
 
 
 def _pieces(local: Numbers, remote: Numbers, lengths: Numbers) -> tuple[Addresses, Addresses, Addresses]:

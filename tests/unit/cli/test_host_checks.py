@@ -260,6 +260,63 @@ def test_engine(
     assert bool(check.fix) == (level is Level.ERROR)
 
 
+def test_what_is_not_installed_says_which_version_would_be_supported() -> None:
+    check = engines.check_engine(ENGINE, None, ">=0.32,<0.33", [], "")
+    assert ">=0.32,<0.33 is supported" in check.summary
+    assert "supported" not in engines.check_engine(ENGINE, None, None, [], "").summary
+
+
+@pytest.mark.parametrize("name", ["LMCache", "LMDeploy"])
+def test_engines_whose_settings_name_us_need_no_plugin(name: str) -> None:
+    engine = next(engine for engine in engines.ENGINES if engine.name == name)
+    wanted = engines.supported_range(engine)
+    assert wanted is not None
+    version = wanted.split(",")[0].lstrip(">=")
+    check = engines.check_engine(engine, version, wanted, engines.registered_plugins(engine), "")
+    assert check.level is Level.OK
+    assert f"named in its settings: {engine.connector}" in check.summary
+    check = engines.check_engine(engine, "0.0.1", wanted, [], "")
+    assert check.level is Level.ERROR
+    assert check.fix == f"pip install '{name.lower()}{wanted}'"
+
+
+@pytest.mark.parametrize(
+    ("version", "ours", "real", "level", "words"),
+    [
+        (None, "0.1.0", [], Level.NOTE, "not installed (only programs with a Mooncake integration need it)"),
+        (
+            None,
+            "0.1.0",
+            ["mooncake-transfer-engine 0.3.13"],
+            Level.NOTE,
+            "mooncake-transfer-engine 0.3.13 is",
+        ),
+        ("0.1.0", "0.1.0", [], Level.OK, "0.1.0, in place of Mooncake"),
+        ("0.1.0", None, [], Level.OK, "0.1.0, in place of Mooncake"),
+        ("", "0.1.0", [], Level.OK, "on the path, not installed"),
+        (
+            "0.0.9",
+            "0.1.0",
+            [],
+            Level.ERROR,
+            "0.0.9 is not supported; this version of kvferry works with 0.1.0",
+        ),
+        ("0.1.0", "0.1.0", ["mooncake-transfer-engine 0.3.13"], Level.ERROR, "which it stands in for"),
+    ],
+)
+def test_mooncake_stand_in(
+    version: str | None, ours: str | None, real: list[str], level: Level, words: str
+) -> None:
+    check = engines.check_stand_in(version, ours, real)
+    assert check.level is level
+    assert words in check.summary
+    assert bool(check.fix) == (level is Level.ERROR)
+
+
+def test_the_stand_in_is_found_on_the_path() -> None:
+    assert engines.stand_in_version() is not None  # the tests' own path has it
+
+
 @pytest.mark.parametrize("engine", engines.ENGINES, ids=lambda engine: engine.name)
 def test_each_connector_states_a_range_that_can_be_read(engine: engines.Engine) -> None:
     wanted = engines.supported_range(engine)

@@ -60,15 +60,23 @@ DRAM = {"type": "dram", "capacity": 1 << 30}
         ([DRAM, {"type": "ssd", "capacity": 1}], "type ssd needs a path"),
         ([{**DRAM, "path": "/x"}], "type dram has no path"),
         ([{**DRAM, "transfer": "pread"}], "not pread"),
-        ([{**DRAM, "size": 1}], "size"),
-        ([{**DRAM, "type": "vram"}], "vram"),
+        ([{**DRAM, "size": 1}], 'level 1 has an unknown field "size"; expected one of type, name, capacity'),
+        ([{**DRAM, "capcity": 1}], 'level 1 has an unknown field "capcity", did you mean capacity?'),
+        ([{**DRAM, "type": "drm"}], 'level 1 has an unknown type "drm", did you mean dram?'),
+        ([{**DRAM, "type": "zzz"}], 'unknown type "zzz"; expected one of dram, remote_dram, ssd'),
+        ([DRAM, {"type": "remote"}], 'level 2 has an unknown type "remote", did you mean remote_dram?'),
+        ([{**DRAM, "transfer": "iouring"}], 'unknown transfer "iouring", did you mean io_uring?'),
+        ([{**DRAM, "type": 5}], "Expected `str`, got `int`"),
+        (["dram"], "Expected `object`, got `str`"),
+        ("dram", "Expected `array`, got `str`"),
         ([{**DRAM, "capacity": "much"}], "is not a size"),
         ([{**DRAM, "policy": "random"}], "store.policy"),
     ],
 )
-def test_wrong_levels_are_refused(levels: list[dict[str, Any]], said: str) -> None:
-    with pytest.raises(ConfigError, match=said):
+def test_wrong_levels_are_refused(levels: Any, said: str) -> None:
+    with pytest.raises(ConfigError) as refused:
         load_config({"storage_levels": levels}, environ={})
+    assert said in str(refused.value)
 
 
 def test_a_level_and_its_setting_are_a_contradiction() -> None:

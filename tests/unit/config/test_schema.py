@@ -72,3 +72,9 @@ def test_an_engine_refuses_options_outside_of_the_limits() -> None:
         ConfigError, match=r"transfer\.slice_bytes: 1 is not allowed; expected size from 64KiB"
     ):
         transfer.Engine(TransferOptions(slice_bytes=1))
+
+
+def test_a_limit_that_is_not_allowed_itself_is_said_so() -> None:
+    with pytest.raises(ConfigError) as caught:
+        load_config({"store.watermark_high": "0"}, environ={}, overrides_are_text=True)
+    assert "expected number above 0, 1 at most" in str(caught.value)

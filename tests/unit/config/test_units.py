@@ -56,6 +56,23 @@ def test_parse_size_refuses_more_than_a_signed_64_bit_number() -> None:
         parse_size("999999999999PiB")
 
 
+@pytest.mark.parametrize(
+    ("size", "text"),
+    [
+        (8 << 30, "8GiB"),
+        (8 * 10**9, "8GB"),
+        (1500 * 10**6, "1500MB"),
+        (1000, "1000B"),
+        (4096, "4KiB"),
+        (9999 << 20, "9999MiB"),
+        (1234567, "1234567B"),
+        (0, "0B"),
+    ],
+)
+def test_format_size_is_short_where_it_can_be(size: int, text: str) -> None:
+    assert format_size(size) == text
+
+
 @given(st.integers(min_value=0, max_value=(1 << 62)))
 def test_format_size_is_read_back_exactly(size: int) -> None:
     assert parse_size(format_size(size)) == size

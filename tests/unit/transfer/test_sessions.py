@@ -7,14 +7,9 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from kvferry.errors import (
-    InvalidArgumentError,
-    NotFoundError,
-    OutOfRangeError,
-    UnavailableError,
-)
+from kvferry.errors import InvalidArgumentError, NotFoundError, OutOfRangeError, UnavailableError
 from kvferry.testing.waiting import wait_until
-from kvferry.transfer import SessionEngine, resolve_host, resolve_session
+from kvferry.transfer import SessionEngine, resolve_session
 
 PAGE = 4096
 
@@ -44,11 +39,6 @@ def test_sessions_are_addresses(session: str, address: str) -> None:
 def test_other_text_is_no_session(session: str) -> None:
     with pytest.raises(InvalidArgumentError):
         resolve_session(session)
-
-
-def test_a_name_that_nobody_knows() -> None:
-    with pytest.raises(UnavailableError, match=r"name\.invalid"):
-        resolve_host("name.invalid")
 
 
 def test_lists_and_arrays_of_all_whole_numbers(pair: tuple[SessionEngine, SessionEngine]) -> None:

@@ -9,8 +9,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 from kvferry.cli.host import devices, engine_probe, engines, kernel, memory, native, transports
-from kvferry.cli.host.model import Check, Level
+from kvferry.cli.host.model import Check, Level, distribution_version
 from kvferry.config import environment_value
+from kvferry.versions import MOONCAKE, installed_under
 
 
 def collect(root: Path = Path("/")) -> list[Check]:
@@ -20,6 +21,9 @@ def collect(root: Path = Path("/")) -> list[Check]:
         lambda: engine_probe.check_moves(engine_probe.probe_moves()),
         native.check_settings,
         lambda: engines.check_engines(environment_value),
+        lambda: engines.check_stand_in(
+            engines.stand_in_version(), distribution_version("kvferry"), installed_under(MOONCAKE)
+        ),
         _tcp,
         transports.check_tls,
         lambda: transports.check_shm(transports.probe_process_copy(), transports.probe_memory_file(), root),

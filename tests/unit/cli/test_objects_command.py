@@ -1,0 +1,75 @@
+"""`kvferry put`, `get`, `ls` and `rm`, as scripts use them: what is said, and the exit code."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from kvferry.cli import main
+from kvferry.testing.nodes import NodeChild
+
+
+@pytest.fixture(scope="module")
+def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NodeChild]:
+    with NodeChild(tmp_path_factory.mktemp("node"), "--dram", "16MiB") as started:
+        yield started
+
+
+@pytest.fixture(autouse=True)
+def _as_its_user(node: NodeChild, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("KVFERRY_CLUSTER_DIRECTORY", "KVFERRY_CLUSTER_NAME"):
+        monkeypatch.setenv(name, node.environ[name])
+    monkeypatch.setattr(logging.getLogger("kvferry"), "handlers", [])  # of commands that ran in this process
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> str:
+    path = tmp_path / "value"
+    path.write_bytes(b"x" * 2048)
+    return str(path)
+
+
+def test_what_was_put_can_be_got_listed_and_removed(
+    source: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["put", "plain", source, "--tag", "one"]) == 0
+    assert capsys.readouterr().err == "2KiB stored, on 1 node(s)\n"
+    assert main(["put", "plain", source]) == 0
+    assert "was there already" in capsys.readouterr().err
+    assert main(["ls", "pl"]) == 0
+    assert capsys.readouterr().out.split() == ["2KiB", "dram", "plain", "[one]"]
+    assert main(["get", "plain", "--output", str(tmp_path / "copy")]) == 0
+    assert (tmp_path / "copy").read_bytes() == b"x" * 2048
+    assert main(["rm", "plain"]) == 0
+    assert capsys.readouterr() == ("", "")
+    assert main(["get", "plain"]) == 2
+    assert capsys.readouterr().err == "error: there is no object under plain\n"
+
+
+def test_fewer_replicas_than_asked_for_are_said_and_are_exit_code_1(
+    source: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["put", "alone", source, "--replicas", "3"]) == 1
+    assert capsys.readouterr().err == "2KiB stored, on 1 of the 3 node(s) asked for\n"
+    assert main(["put", "enough", source, "--replicas", "1"]) == 0
+
+
+def test_removing_what_is_absent_is_said_and_is_exit_code_1(
+    source: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["put", "there", source, "--tag", "some"]) == 0
+    capsys.readouterr()
+    assert main(["rm", "nope", "there", "hex:00ff"]) == 1
+    assert capsys.readouterr().err == "nope: absent\nhex:00ff: absent\n"
+    assert main(["rm", "there"]) == 1  # it went all the same
+    assert main(["rm", "--tag", "some"]) == 1
+    assert capsys.readouterr().err == "there: absent\n0 object(s) removed\n"
+
+
+def test_keys_or_a_tag_must_be_named(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["rm"]) == 2
+    assert main(["rm", "key", "--tag", "tag"]) == 2
+    assert "name either keys or a tag" in capsys.readouterr().err
