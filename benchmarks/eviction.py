@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import heapq
+import itertools
 import sys
 from pathlib import Path
 
@@ -27,8 +28,11 @@ POLICIES = ("lru", "lfu", "s3fifo", "prefix")
 CAPACITIES = (1, 3, 10, 50)  # millions of tokens
 BYTES_PER_TOKEN = 320 << 10  # a dense 70B model with 8 KV heads
 NO_WORSE = ">= 0.995"  # than LRU: what recency alone decides may go either way
+NO_CHAINS = ">= 0.995"  # than S3-FIFO, which judges each object by itself, too
 TARGETS = {("conversation", 3): ">= 1.3", ("conversation", 1): ">= 1.5"}
 MOST_BYTES = "<= 24"
+LONE = 1 << 40  # ids of lone objects
+LONE_SHARES = (0.1, 0.2)  # of the capacity
 
 
 def optimum(trace: Trace, blocks: int) -> Numbers:
@@ -61,19 +65,46 @@ def optimum(trace: Trace, blocks: int) -> Numbers:
     return hits
 
 
-def replay(trace: Trace, policy: str, tokens: int) -> tuple[float, float]:
-    """Return the hit rate and the bytes that the policy took for each object."""
+def replay(trace: Trace, policy: str, tokens: int, *, chained: bool = True) -> tuple[float, float]:
+    """Return the hit rate and the bytes that the policy took for each object. `chained`: the policy is told
+    which block comes before which.
+    """
     sizes = np.full(len(trace.ids), BLOCK_TOKENS * BYTES_PER_TOKEN, dtype=np.uint64)
     hits, policy_bytes, objects = _native.replay_trace(
-        trace.ids, trace.offsets, sizes, tokens * BYTES_PER_TOKEN, policy
+        trace.ids, trace.offsets, sizes, tokens * BYTES_PER_TOKEN, policy, chained
     )
     return trace.hit_rate(hits), policy_bytes / objects
+
+
+def lone(trace: Trace, policy: str, tokens: int, share: float) -> float:
+    """Return the part of lone objects that is found. Between the requests of the trace, one in 50, an object
+    without a chain is put, and read once when about `share` of the capacity was asked for since.
+    """
+    wait = max(1, round(share * tokens / BLOCK_TOKENS * (len(trace.offsets) - 1) / len(trace.ids)))
+    chains: list[list[int]] = []
+    reads: list[int] = []
+    due: dict[int, int] = {}
+    for request, (begin, end) in enumerate(itertools.pairwise(trace.offsets.tolist())):
+        chains.append(trace.ids[begin:end].tolist())
+        if request in due:
+            reads.append(len(chains))
+            chains.append([due[request]])
+        if request % 50 == 0:
+            due[request + wait] = LONE + request
+            chains.append([LONE + request])
+    lengths = np.cumsum([0, *map(len, chains)], dtype=np.uint64)
+    ids = np.fromiter(itertools.chain.from_iterable(chains), dtype=np.uint64)
+    sizes = np.full(len(ids), BLOCK_TOKENS * BYTES_PER_TOKEN, dtype=np.uint64)
+    hits = _native.replay_trace(ids, lengths, sizes, tokens * BYTES_PER_TOKEN, policy)[0]
+    return float(hits[reads[len(reads) // 4 :]].mean())  # the first ones were put while there was room
 
 
 def compare(trace: Trace, millions: int) -> tuple[list[Row], dict[str, float]]:
     """Rows of the prefix policy beside the others and the optimum; and all figures by name."""
     tokens = millions * 1_000_000
     figures = {policy: 100 * replay(trace, policy, tokens)[0] for policy in POLICIES}
+    for policy in ("lru", "s3fifo", "prefix"):
+        figures[f"{policy}, no chains"] = 100 * replay(trace, policy, tokens, chained=False)[0]
     figures["optimum"] = 100 * trace.hit_rate(optimum(trace, tokens // BLOCK_TOKENS))
     target = TARGETS.get((trace.name, millions), NO_WORSE)
     rows = [
@@ -88,7 +119,35 @@ def compare(trace: Trace, millions: int) -> tuple[list[Row], dict[str, float]]:
         )
         for other in ("lru", "lfu", "s3fifo", "optimum")
     ]
+    rows += [
+        Row(
+            f"hits, {trace.name}, no chains",
+            f"{millions}M tokens",
+            figures["prefix, no chains"],
+            "%",
+            other,
+            figures[f"{other}, no chains"],
+            NO_CHAINS if other == "s3fifo" else "",
+        )
+        for other in ("lru", "s3fifo")
+    ]
     return rows, figures
+
+
+def lone_rows(trace: Trace, millions: int) -> list[Row]:
+    """What becomes of single objects among chains."""
+    return [
+        Row(
+            f"lone objects, {trace.name}",
+            f"{millions}M tokens, read after {share:.0%}",
+            100 * lone(trace, "prefix", millions * 1_000_000, share),
+            "%",
+            "s3fifo",
+            100 * lone(trace, "s3fifo", millions * 1_000_000, share),
+            ">= 0.99",
+        )
+        for share in LONE_SHARES
+    ]
 
 
 def memory_rows(trace: Trace) -> list[Row]:
@@ -101,7 +160,7 @@ def memory_rows(trace: Trace) -> list[Row]:
 
 def table(figures: dict[tuple[str, int], dict[str, float]]) -> str:
     """All figures as a Markdown table."""
-    names = (*POLICIES, "optimum")
+    names = (*POLICIES, "prefix, no chains", "optimum")
     lines = ["| trace | tokens | " + " | ".join(names) + " |", "|---|--:|" + "--:|" * len(names)]
     for (trace, millions), one in figures.items():
         lines.append(f"| {trace} | {millions} M | " + " | ".join(f"{one[name]:.1f}" for name in names) + " |")
@@ -122,6 +181,7 @@ def main() -> int:
         for millions in CAPACITIES:
             more, figures[trace.name, millions] = compare(trace, millions)
             rows += more
+        rows += lone_rows(trace, 3)
     rows += memory_rows(traces[0])
     print(table(figures))
     for row in rows:

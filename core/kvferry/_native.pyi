@@ -946,9 +946,10 @@ def replay_trace(
     block_bytes: typing.Annotated[numpy.typing.ArrayLike, numpy.uint64],
     capacity_bytes: int,
     policy: str,
+    chained: bool = True,
 ) -> tuple[numpy.typing.NDArray[numpy.uint64], int, int]:
     """
-    Hits of each request, bytes that the policy took and objects that it knew, at most, after requests for chains of blocks on an empty cache: see native/src/store/policy/replay.h.
+    Hits of each request, bytes that the policy took and objects that it knew, at most, after requests for chains of blocks on an empty cache; not `chained`: the policy is not told that they are chains. See native/src/store/policy/replay.h.
     """
 
 def set_log_level(level: int) -> None:

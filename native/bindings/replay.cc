@@ -30,12 +30,12 @@ Numbers owned(std::vector<std::uint64_t> values) {
 }
 
 Replayed replay_trace(const Numbers& ids, const Numbers& offsets, const Numbers& block_bytes,
-                      std::uint64_t capacity_bytes, const std::string& policy) {
+                      std::uint64_t capacity_bytes, const std::string& policy, bool chained) {
   const auto kind = store::policy_kind(policy);
   if (!kind) throw py::value_error("no eviction policy is named '" + policy + "'; there are lru, lfu, s3fifo, prefix");
   const auto given = one_row(offsets, "offsets");
   const std::vector<std::uint64_t> bounds(given.begin(), given.end());  // nobody can change them once they are checked
-  const store::ReplayInput input{one_row(ids, "ids"), bounds, one_row(block_bytes, "block_bytes")};
+  const store::ReplayInput input{one_row(ids, "ids"), bounds, one_row(block_bytes, "block_bytes"), chained};
   store::ReplayResult result;
   {
     GilRelease unlocked;
@@ -49,9 +49,10 @@ Replayed replay_trace(const Numbers& ids, const Numbers& offsets, const Numbers&
 void bind_replay(py::module_& module, Blocking& blocking) {
   module.def(
       "replay_trace", &replay_trace, py::arg("ids"), py::arg("offsets"), py::arg("block_bytes"),
-      py::arg("capacity_bytes"), py::arg("policy"),
+      py::arg("capacity_bytes"), py::arg("policy"), py::arg("chained") = true,
       "Hits of each request, bytes that the policy took and objects that it knew, at most, after requests for chains "
-      "of blocks on an empty cache: see native/src/store/policy/replay.h.");
+      "of blocks on an empty cache; not `chained`: the policy is not told that they are chains. See "
+      "native/src/store/policy/replay.h.");
   blocking.note("replay_trace");
 }
 

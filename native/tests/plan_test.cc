@@ -191,6 +191,14 @@ TEST_F(PlanTest, NeighbouringBlocksMeetWhateverTheirOrder) {
   EXPECT_EQ((*plan)->run_list()[0].length, 4u * 4096);
 }
 
+TEST_F(PlanTest, ASizeThatNoNumberHoldsIsRefused) {
+  std::uint64_t bytes = 5;
+  EXPECT_TRUE(PlanImpl::add_bytes(&bytes, 1ull << 40, 1ull << 20).ok());
+  EXPECT_EQ(bytes, (1ull << 60) + 5);
+  EXPECT_EQ(PlanImpl::add_bytes(&bytes, 1ull << 40, 1ull << 24).code(), Code::kInvalidArgument);        // alone
+  EXPECT_EQ(PlanImpl::add_bytes(&bytes, UINT64_MAX - (1ull << 60), 1).code(), Code::kInvalidArgument);  // together
+}
+
 TEST_F(PlanTest, BlockListsAreChecked) {
   const std::uint32_t near = near_.key.id;
   const std::uint64_t too_many = kBytes / 4096 + 1;

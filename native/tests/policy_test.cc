@@ -314,6 +314,68 @@ TEST(PrefixPolicy, NoParentGoesBeforeItsChildrenInAnySchedule) {
   }
 }
 
+TEST(PrefixPolicy, WhatStandsAloneGoesInTheOrderInWhichItCame) {
+  for (const Slot count : {Slot{8}, Slot{100}, Slot{1000}}) {  // all of one epoch, and of several
+    const auto policy = make_policy(PolicyKind::kPrefix, std::uint64_t{count} << 10);
+    for (Slot slot = 0; slot < count; ++slot) policy->insert(slot, facts(slot + 1));
+    for (Slot slot = 0; slot < count; ++slot) ASSERT_EQ(evict(*policy), slot) << "of " << count;
+  }
+}
+
+// Chains of ten, each used once more much later, so that new leaves are worth least; objects that stand alone in
+// between.
+class AloneAmongChains {
+ public:
+  static constexpr Slot kHeld = 1000;
+
+  void put(std::uint64_t number, std::uint64_t parent) {
+    Slot slot = static_cast<Slot>(slots_.size());
+    if (slots_.size() == kHeld) {
+      slots_.erase(numbers_[slot = evict(*policy_)]);
+    }
+    policy_->insert(slot, facts(number, parent));
+    slots_[number] = slot;
+    numbers_[slot] = number;
+  }
+  void next_chain() {
+    const std::uint64_t first = 1'000'000 + 10 * chains_++;
+    for (std::uint64_t block = first; block < first + 10; ++block) use(block, block == first ? 0 : block - 1);
+    for (std::uint64_t block = first - 600; block < first - 590; ++block) {
+      if (held(block)) policy_->access(slots_[block]);
+    }
+  }
+  bool held(std::uint64_t number) const { return slots_.contains(number); }
+
+ private:
+  void use(std::uint64_t number, std::uint64_t parent) {
+    held(number) ? policy_->access(slots_[number]) : put(number, parent);
+  }
+
+  std::unique_ptr<EvictionPolicy> policy_ = make_policy(PolicyKind::kPrefix, std::uint64_t{kHeld} << 10);
+  std::map<std::uint64_t, Slot> slots_;
+  std::map<Slot, std::uint64_t> numbers_;
+  std::uint64_t chains_ = 0;
+};
+
+TEST(PrefixPolicy, WhatStandsAloneOutlivesAFifthOfTheMemory) {
+  AloneAmongChains cache;
+  for (int i = 0; i < 1000; ++i) cache.next_chain();
+  for (std::uint64_t number = 1; number <= 50; ++number) {
+    cache.put(number, 0);
+    for (int i = 0; i < 20; ++i) cache.next_chain();
+    ASSERT_TRUE(cache.held(number)) << number;
+  }
+}
+
+TEST(PrefixPolicy, WhatStandsAloneDoesNotKeepItsPartForEver) {
+  AloneAmongChains cache;
+  for (std::uint64_t number = 1; number <= 250; ++number) cache.put(number, 0);
+  for (int i = 0; i < 1000; ++i) cache.next_chain();
+  std::uint64_t left = 0;
+  for (std::uint64_t number = 1; number <= 250; ++number) left += cache.held(number) ? 1u : 0u;
+  EXPECT_LT(left, 25U);
+}
+
 TEST(PrefixPolicy, WhatComesBackIsKeptAndWhatPassesOnceIsNot) {
   constexpr Slot kHeld = 200;
   const auto policy = make_policy(PolicyKind::kPrefix, std::uint64_t{kHeld} << 10);

@@ -49,6 +49,22 @@ TEST(Runs, AreCopiedHoweverTheyAreCut) {
   }
 }
 
+TEST(Runs, ThatNoMemoryCouldHoldAreRefused) {
+  std::byte some[16] = {};
+  const auto run = [&](std::uint64_t bytes) { return std::span<const std::byte>(some, bytes); };
+  const std::vector<std::span<const std::byte>> few = {run(8), run(0), run(3)};
+  EXPECT_EQ(*measure(ConstPieces(few)), 11U);
+  const std::vector<std::span<const std::byte>> outside = {run(8), run(UINT64_MAX - 7)};
+  EXPECT_EQ(measure(ConstPieces(outside)).status().code(), Code::kInvalidArgument);
+  const std::uint64_t most = UINT64_MAX - reinterpret_cast<std::uintptr_t>(some);
+  const std::vector<std::span<const std::byte>> longest = {run(most)};
+  EXPECT_EQ(*measure(ConstPieces(longest)), most);
+  const std::vector<std::span<const std::byte>> wrapping = {run(most), run(UINT64_MAX - most), run(9)};
+  const auto refused = measure(ConstPieces(wrapping));
+  EXPECT_EQ(refused.status().code(), Code::kInvalidArgument);
+  EXPECT_NE(refused.status().message().find("more than 2^64"), std::string::npos) << refused.status().message();
+}
+
 TEST(Runs, OfUnequalLengthStopAtTheShorter) {
   const std::vector<std::byte> source = random_bytes(100, 1);
   std::vector<std::byte> target(60);

@@ -58,13 +58,13 @@ def admin_url(config: Config, url: str | None) -> str:
         return url.rstrip("/")
     from kvferry.store import find_nodes, named_node
 
+    wanted = str(named_node(config)) if config.store.node else ""
     found = find_nodes(config.cluster)
     if not found:
         raise UnavailableError(
             f"no node of cluster {config.cluster.name!r} runs on this machine as this user: start one with "
             "`kvferry node`, or name the HTTP interface of another with --admin URL"
         )
-    wanted = str(named_node(config)) if config.store.node else ""
     for advert in found:
         if not wanted or wanted == advert.endpoint:
             return advert.admin

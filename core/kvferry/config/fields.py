@@ -88,7 +88,10 @@ def fields_by_key() -> Mapping[str, Field]:
 
 
 def convert_value(field: Field, value: Any, *, text: bool) -> Any:
-    """Return `value` as the field's type; `text`: it came as text (environment, flag). Raises ValueError."""
+    """Return `value` as the field's type; `text`: it came as text (environment, flag).
+
+    Raises ValueError: with why, if it cannot be read; without, if it is not what the field expects.
+    """
     if isinstance(value, str) and field.unit == "bytes":
         value = units.parse_size(value)
     elif isinstance(value, str) and field.unit == "seconds":
@@ -99,8 +102,8 @@ def convert_value(field: Field, value: Any, *, text: bool) -> Any:
         value = [value]
     try:
         return msgspec.convert(value, type=field.type, strict=not text)
-    except msgspec.ValidationError as error:
-        raise ValueError(str(error)) from None
+    except msgspec.ValidationError:
+        raise ValueError from None
 
 
 def check_options(options: Options) -> None:

@@ -57,7 +57,7 @@ def _convert(entries: Mapping[str, sources.Entry], problems: list[str]) -> dict[
         try:
             values[key] = convert_value(field, entry.value, text=entry.text)
         except ValueError as error:
-            detail = f" ({error})" if field.unit and isinstance(entry.value, str) else ""
+            detail = f" ({error})" if str(error) else ""
             problems.append(
                 f"{key}: {field.show_unchecked(entry.value)} from {entry.source} is not allowed; "
                 f"expected {field.expected}{detail}"

@@ -116,7 +116,7 @@ Result<std::shared_ptr<const PlanImpl>> PlanImpl::build_blocks(const Target& tar
   std::uint64_t bytes = 0;
   for (std::size_t i = 0; i < blocks.local.size(); ++i) {
     KVF_ASSIGN_OR_RETURN(ListPair pair, check_pair(regions, i, blocks.local[i], blocks.remote[i]));
-    bytes += pair.local->block_bytes * per_list;
+    KVF_RETURN_IF_ERROR(add_bytes(&bytes, pair.local->block_bytes, per_list));
     pairs.push_back(std::move(pair));
   }
   KVF_RETURN_IF_ERROR(check_indices(blocks.local_index, blocks.local, "local"));

@@ -32,6 +32,14 @@ Status PlanImpl::check_piece_count(std::uint64_t pieces) {
   return {Code::kInvalidArgument, "a plan holds fewer than 2^32 - 1 pieces"};
 }
 
+Status PlanImpl::add_bytes(std::uint64_t* sum, std::uint64_t each, std::uint64_t count) {
+  std::uint64_t more = 0;
+  if (__builtin_mul_overflow(each, count, &more) || __builtin_add_overflow(*sum, more, sum)) {
+    return {Code::kInvalidArgument, "the pieces of a plan add up to more than 2^64 bytes"};
+  }
+  return {};
+}
+
 Result<std::shared_ptr<const PlanImpl>> PlanImpl::build(const Target& target, std::span<const Piece> pieces, Op op) {
   KVF_RETURN_IF_ERROR(check_piece_count(pieces.size()));
   PlanRegions regions("piece", target.local, target.remote, op);
@@ -47,7 +55,7 @@ Result<std::shared_ptr<const PlanImpl>> PlanImpl::build(const Target& target, st
     if (!range_fits(piece.remote_offset, piece.length, far->length)) {
       return regions.out_of_range(i, "remote", *far, piece.remote_offset, piece.length);
     }
-    bytes += piece.length;
+    KVF_RETURN_IF_ERROR(add_bytes(&bytes, piece.length, 1));
   }
   std::vector<std::uint32_t> order = order_by_remote_place(pieces);
   PlanBuilder builder(target.peer, op, bytes, pieces.size(), target.shape);

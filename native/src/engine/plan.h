@@ -68,6 +68,9 @@ class PlanImpl final : public Plan {
     }
   }
 
+  // Adds `count` times `each` bytes to the size of a plan, whose pieces may be the same memory many times.
+  static Status add_bytes(std::uint64_t* sum, std::uint64_t each, std::uint64_t count);
+
  private:
   static constexpr std::uint64_t kSmallBytes = 256u << 10;
   friend class PlanBuilder;

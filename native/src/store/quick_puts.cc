@@ -89,7 +89,8 @@ void QuickPuts::read(const QuickEntry& entry, Put* put) {
 }
 
 void QuickPuts::want(std::uint32_t page, std::uint64_t bytes, Clock::time_point now) {
-  if (memory_.door == nullptr || !open_ || bytes == 0 || page >= memory_.pages.size()) return;
+  const bool possible = bytes > 0 && bytes <= kMaxObjectBytes;
+  if (memory_.door == nullptr || !open_ || !possible || page >= memory_.pages.size()) return;
   if (clients_.size() <= page) clients_.resize(page + 1);
   if (!clients_[page]) clients_[page] = std::make_unique<Client>();
   clients_[page]->room = rounded(bytes);

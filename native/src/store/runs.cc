@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <string>
 
 #include "base/xxh3.h"
 
@@ -16,6 +17,20 @@ template <typename Runs>
 std::uint64_t sum(Runs runs) {
   std::uint64_t total = 0;
   for (const auto& run : runs) total += run.size();
+  return total;
+}
+
+template <typename Runs>
+Result<std::uint64_t> measured(Runs runs) {
+  std::uint64_t total = 0;
+  for (const auto& run : runs) {
+    if (run.size() > UINT64_MAX - reinterpret_cast<std::uintptr_t>(run.data())) {
+      return {Code::kInvalidArgument, "a piece of " + std::to_string(run.size()) + " bytes leaves the address space"};
+    }
+    if (__builtin_add_overflow(total, run.size(), &total)) {
+      return {Code::kInvalidArgument, "the pieces add up to more than 2^64 bytes"};
+    }
+  }
   return total;
 }
 
@@ -62,6 +77,9 @@ std::vector<std::span<Byte>> cut_runs(std::span<const std::span<Byte>> runs, std
 
 std::uint64_t total_bytes(ConstPieces runs) { return sum(runs); }
 std::uint64_t total_bytes(Pieces runs) { return sum(runs); }
+
+Result<std::uint64_t> measure(ConstPieces runs) { return measured(runs); }
+Result<std::uint64_t> measure(Pieces runs) { return measured(runs); }
 
 ContentDigest digest_of(ConstPieces runs) {
   Xxh3 hash;

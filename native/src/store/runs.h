@@ -8,12 +8,18 @@
 #include <vector>
 
 #include "base/block_copy.h"
+#include "kvferry/status.h"
 #include "kvferry/store.h"
 
 namespace kvferry::store {
 
-std::uint64_t total_bytes(ConstPieces runs);
+std::uint64_t total_bytes(ConstPieces runs);  // of runs that were measured, or come from the node's places
 std::uint64_t total_bytes(Pieces runs);
+
+// How many bytes they have together. Not OK: there is no such memory, for a run does not end in the address space, or
+// the sum is no 64-bit number. For runs that a program names.
+Result<std::uint64_t> measure(ConstPieces runs);
+Result<std::uint64_t> measure(Pieces runs);
 
 ContentDigest digest_of(ConstPieces runs);
 

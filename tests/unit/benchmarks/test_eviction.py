@@ -4,7 +4,7 @@ import itertools
 
 import numpy as np
 import pytest
-from benchmarks.eviction import BLOCK_TOKENS, optimum, replay
+from benchmarks.eviction import BLOCK_TOKENS, LONE_SHARES, lone, optimum, replay
 from benchmarks.traces import Trace, mooncake, tool_agent
 
 from kvferry import _native
@@ -21,8 +21,8 @@ def trace(*chains):
     return Trace("small", ids, numbers(0, *np.cumsum(lengths)), numbers(*lengths) * np.uint64(BLOCK_TOKENS))
 
 
-def lru(given: Trace, blocks: int) -> list[int]:
-    """Hits of each request: the blocks found are used from last to first, then the others are put."""
+def lru(given: Trace, blocks: int, *, chained: bool = True) -> list[int]:
+    """Hits of each request: what is found is used, from last to first if `chained`, then the rest is put."""
     held: list[int] = []
     hits = []
     bounds = given.offsets.tolist()
@@ -30,7 +30,8 @@ def lru(given: Trace, blocks: int) -> list[int]:
         chain = given.ids[begin:end].tolist()
         found = next((n for n, block in enumerate(chain) if block not in held), len(chain))
         hits.append(found)
-        for block in [*reversed(chain[:found]), *chain[found:]]:
+        used = chain[:found][::-1] if chained else chain[:found]
+        for block in [*used, *chain[found:]]:
             if block in held:
                 held.remove(block)
             elif len(held) == blocks:
@@ -44,15 +45,16 @@ def random_trace(seed: int) -> Trace:
     return trace(*([tree * 100 + n for n in range(rng.integers(1, 8))] for tree in rng.zipf(1.3, 400) % 50))
 
 
-def native(given: Trace, policy: str, blocks: int) -> list[int]:
+def native(given: Trace, policy: str, blocks: int, *, chained: bool = True) -> list[int]:
     sizes = np.ones(len(given.ids), dtype=np.uint64)
-    return _native.replay_trace(given.ids, given.offsets, sizes, blocks, policy)[0].tolist()
+    return _native.replay_trace(given.ids, given.offsets, sizes, blocks, policy, chained)[0].tolist()
 
 
 @pytest.mark.parametrize("seed", range(5))
 def test_the_replay_of_lru_agrees_with_a_model(seed):
     given = random_trace(seed)
     assert native(given, "lru", 40) == lru(given, 40)
+    assert native(given, "lru", 40, chained=False) == lru(given, 40, chained=False)
 
 
 @pytest.mark.parametrize("policy", ["lru", "lfu", "s3fifo", "prefix"])
@@ -99,6 +101,17 @@ def test_on_the_conversation_trace_prefix_is_well_ahead_of_lru():
     recency, _bytes = replay(conversation, "lru", 3_000_000)
     assert recency == pytest.approx(0.138, abs=0.001)  # as other programs find
     assert replay(conversation, "prefix", 3_000_000)[0] > 1.25 * recency
+
+
+def test_without_chains_prefix_is_still_ahead_of_lru_there():
+    conversation = mooncake("conversation")
+    recency, _bytes = replay(conversation, "lru", 3_000_000, chained=False)
+    assert replay(conversation, "prefix", 3_000_000, chained=False)[0] > 1.05 * recency
+
+
+@pytest.mark.parametrize("share", LONE_SHARES)
+def test_single_objects_among_chains_are_not_given_up_at_once(share):
+    assert lone(mooncake("conversation"), "prefix", 3_000_000, share) > 0.99
 
 
 def test_a_made_up_trace_is_the_same_each_time():

@@ -15,7 +15,7 @@ import pytest
 from tests.unit.store.conftest import settings
 
 from kvferry.errors import CancelledError, InvalidArgumentError, OutOfRangeError, UnsupportedError
-from kvferry.store import Store, open_embedded
+from kvferry.store import Runs, Store, open_embedded
 
 DEADLINE_S = 30.0
 
@@ -64,6 +64,45 @@ def test_options_of_puts_that_cannot_be_meant(store: Store, options: dict[str, A
     with pytest.raises(InvalidArgumentError):
         store.put("key", b"value", **options)
     assert not store.exists("key")
+
+
+EIGHT = np.frombuffer(b"12345678", np.uint8)
+
+
+def _runs(*values: list[tuple[int, int]]) -> Runs:
+    flat = [run for value in values for run in value]
+    return Runs(
+        np.array([address for address, _ in flat], np.uint64),
+        np.array([length for _, length in flat], np.uint64),
+        np.array([len(value) for value in values], np.int64),
+        [],
+    )
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        [(EIGHT.ctypes.data, 8), (1 << 20, 1 << 63), (1 << 20, 1 << 63)],
+        [(1 << 20, (1 << 64) - 8)],
+        [((1 << 64) - 4, 8)],
+    ],
+    ids=["sum", "one long", "one high"],
+)
+def test_runs_that_add_up_to_more_than_there_is_harm_no_other(
+    store: Store, wrong: list[tuple[int, int]]
+) -> None:
+    """Their sum modulo 2^64 was taken for the size."""
+    good = [(EIGHT.ctypes.data, 8)]
+    results = store.put_runs(["good", "wrong", "also good"], _runs(good, wrong, good))
+    assert [result.created for result in results] == [True, False, True]
+    assert isinstance(results[1].error, InvalidArgumentError)
+    assert 'key "wrong"' in str(results[1].error)
+    assert not store.exists("wrong")
+    target = np.zeros(8, np.uint8)
+    got = store.get_runs_into(["good", "good"], _runs(wrong, [(target.ctypes.data, 8)]))
+    assert isinstance(got[0].error, InvalidArgumentError)
+    assert got[1].error is None
+    assert target.tobytes() == b"12345678"
 
 
 TIMES: list[Any] = ["5", b"5", [1], float("nan"), -1, -0.5]

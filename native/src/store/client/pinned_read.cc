@@ -22,9 +22,10 @@ Status misfit(const Want& want, const Held& held) {
             "the object has " + std::to_string(held.bytes) + " bytes, the target only " + std::to_string(want.room())};
   }
   if (!want.whole && (want.offset > held.bytes || want.room() > held.bytes - want.offset)) {
-    return {Code::kOutOfRange, "bytes " + std::to_string(want.offset) + " to " +
-                                   std::to_string(want.offset + want.room()) + " are not all in an object of " +
-                                   std::to_string(held.bytes)};
+    std::uint64_t end = 0;
+    if (__builtin_add_overflow(want.offset, want.room(), &end)) end = UINT64_MAX;
+    return {Code::kOutOfRange, "bytes " + std::to_string(want.offset) + " to " + std::to_string(end) +
+                                   " are not all in an object of " + std::to_string(held.bytes)};
   }
   return {};
 }

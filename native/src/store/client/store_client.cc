@@ -114,9 +114,14 @@ class StoreClient final : public Store {
         offers[i].finish({std::move(wrong), false, 0});
         continue;
       }
+      const Result<std::uint64_t> bytes = measure(values[i]);
+      if (!bytes.ok()) {
+        offers[i].finish({bytes.status(), false, 0});
+        continue;
+      }
       offers[i].value = values[i];
       describe(keys, i, options, offers[i].object);
-      offers[i].object.bytes = total_bytes(values[i]);
+      offers[i].object.bytes = *bytes;
     }
     store::put(core_, offers, until(options.timeout));
     std::vector<PutResult> out;
@@ -136,6 +141,7 @@ class StoreClient final : public Store {
       if (bad.ok() && targets.size() != keys.size()) {
         bad = {Code::kInvalidArgument, "there must be a target for each key"};
       }
+      if (bad.ok()) bad = measure(targets[i]).status();
       if (!bad.ok()) {
         wants[i].finish(std::move(bad), 0);
         continue;
@@ -157,6 +163,7 @@ class StoreClient final : public Store {
   GetResult get_range(std::string_view key, std::uint64_t offset, std::span<std::byte> target,
                       const ReadOptions& options) override {
     if (Status bad = check_key(key); !bad.ok()) return {std::move(bad), 0};
+    if (Status bad = measure(Pieces(&target, 1)).status(); !bad.ok()) return {std::move(bad), 0};
     Want want;
     want.id = core_.ids.of(key);
     want.target = {&target, 1};

@@ -21,8 +21,11 @@ class ChainTable {
     std::uint16_t life = 0;         // how often the slot was used, modulo 2^16
     std::uint16_t parent_life = 0;  // of its parent's slot when this was its child
     std::uint16_t epoch = 0;        // of its last use, modulo 2^16
-    std::uint8_t uses = 0;
-    bool leaf = true;
+    std::uint8_t uses : 4 = 0;
+    std::uint8_t leaf : 1 = 1;
+    std::uint8_t alone : 1 = 0;  // put without a parent, and never had a child
+    std::uint8_t fresh : 1 = 0;  // alone, and not yet judged by its uses
+    std::uint8_t size_code = 0;  // its bytes, about
   };
   static_assert(sizeof(Entry) == 16);
 

@@ -1,6 +1,7 @@
 #include "store/policy/prefix_policy.h"
 
 #include <algorithm>
+#include <bit>
 #include <numeric>
 
 namespace kvferry::store {
@@ -8,13 +9,30 @@ namespace {
 
 constexpr std::uint64_t kEpochsToFill = 32;
 constexpr std::uint32_t kFewestUses = 64;  // in an epoch: learning costs as much as hundreds of them
-constexpr std::uint8_t kMostUses = 15;
-constexpr std::uint32_t kRemembered = 4;  // ids for each object held
+constexpr std::uint32_t kMostUses = 15;    // four bits
+constexpr std::uint32_t kRemembered = 4;   // ids for each object held
+constexpr std::uint64_t kFreshPart = 4;    // of the capacity, for fresh objects
+constexpr std::uint32_t kJudgedPart = 32;  // of the fresh ones, while an epoch's bytes go
+
+std::uint32_t one_more(std::uint32_t uses) { return std::min(uses + 1, kMostUses); }
+
+// A number of bytes in one byte, rounded down by less than a fifth: a power of two of units, and the two bits below it.
+constexpr std::uint32_t kUnitBits = 6;
+
+std::uint8_t size_code(std::uint64_t bytes) {
+  const std::uint64_t units = std::max<std::uint64_t>(bytes >> kUnitBits, 1) << 2;
+  const auto power = static_cast<std::uint32_t>(std::bit_width(units)) - 3;
+  return static_cast<std::uint8_t>(power << 2 | (units >> power & 3));
+}
+
+std::uint64_t bytes_of(std::uint8_t code) { return (std::uint64_t{4} | (code & 3)) << (code >> 2) << kUnitBits >> 2; }
 
 }  // namespace
 
 PrefixPolicy::PrefixPolicy(std::uint64_t capacity_bytes)
-    : epoch_bytes_(std::max<std::uint64_t>(capacity_bytes / kEpochsToFill, 1)), gone_(kRemembered) {
+    : epoch_bytes_(std::max<std::uint64_t>(capacity_bytes / kEpochsToFill, 1)),
+      fresh_capacity_(capacity_bytes / kFreshPart),
+      gone_(kRemembered) {
   rank_lists();
 }
 
@@ -22,21 +40,25 @@ void PrefixPolicy::insert(Slot slot, const ObjectFacts& facts) {
   leaves_.make_room_for(slot);
   ChainTable::Entry& entry = objects_.insert(slot, facts);
   gone_.make_room_for(objects_.size());
-  entry.uses = static_cast<std::uint8_t>(std::min<int>(gone_.take(entry.tag).value_or(0) + 1, kMostUses));
+  entry.uses = one_more(gone_.take(entry.tag).value_or(0)) & kMostUses;
   entry.epoch = static_cast<std::uint16_t>(epoch_);
   model_.use(entry.tag, entry.uses, epoch_);
   if (entry.parent != kNoSlot) child_came(entry.parent);
+  entry.alone = entry.fresh = facts.parent.is_nil() ? 1 : 0;
+  entry.size_code = size_code(facts.bytes);
+  if (entry.fresh) fresh_bytes_ += bytes_of(entry.size_code);
   add_leaf(slot);
+  while (fresh_bytes_ > fresh_capacity_ && leaves_.back(kFresh) != leaves_.front(kFresh)) judge(leaves_.back(kFresh));
   mean_bytes_ = mean_bytes_ == 0 ? facts.bytes : mean_bytes_ - mean_bytes_ / 64 + facts.bytes / 64;
   spend(facts.bytes);
 }
 
 void PrefixPolicy::access(Slot slot) {
   ChainTable::Entry& entry = objects_[slot];
-  entry.uses = static_cast<std::uint8_t>(std::min<int>(entry.uses + 1, kMostUses));
+  entry.uses = one_more(entry.uses) & kMostUses;
   entry.epoch = static_cast<std::uint16_t>(epoch_);
   model_.use(entry.tag, entry.uses, epoch_);
-  if (entry.leaf) {
+  if (entry.leaf && !entry.fresh) {
     remove_leaf(slot);
     add_leaf(slot);
   }
@@ -47,6 +69,8 @@ void PrefixPolicy::erase(Slot slot) {
   const ChainTable::Entry& entry = objects_[slot];
   if (entry.leaf) remove_leaf(slot);
   gone_.put(entry.tag, entry.uses);
+  gone_bytes_ += bytes_of(entry.size_code);
+  if (gone_bytes_ >= epoch_bytes_) judge_some();
   const Slot parent = objects_.parent_of(slot);
   objects_.erase(slot);
   if (parent != kNoSlot) child_went(parent);
@@ -69,21 +93,50 @@ Slot PrefixPolicy::victim(const MayTake& may_take) {
 }
 
 void PrefixPolicy::remove_leaf(Slot slot) {
+  ChainTable::Entry& entry = objects_[slot];
+  if (entry.fresh) fresh_bytes_ -= bytes_of(entry.size_code);
+  entry.fresh = 0;
   leaves_.unlink(slot);
   if (slot == came_round_) came_round_ = kNoSlot;
 }
 
+void PrefixPolicy::judge(Slot slot) {
+  remove_leaf(slot);
+  add_leaf(slot);
+}
+
 std::uint32_t PrefixPolicy::list_of(const ChainTable::Entry& entry) const {
+  if (entry.fresh) return kFresh;
   const auto epochs = static_cast<std::uint16_t>(epoch_ - entry.epoch);
   return ReuseModel::class_of(entry.uses) * kAges + ReuseModel::age_of(epochs);
 }
 
 void PrefixPolicy::add_leaf(Slot slot) {
-  const std::uint32_t list = list_of(objects_[slot]);
-  leaves_.push_back(list, slot);
-  if (rank_[list] >= first_) return;
+  const ChainTable::Entry& entry = objects_[slot];
+  const std::uint32_t list = list_of(entry);
+  // Those that stand alone go in the order in which they came, of chains the one that was put last goes first.
+  if (entry.alone) {
+    leaves_.push_front(list, slot);
+  } else {
+    leaves_.push_back(list, slot);
+  }
+  if (rank_[list] > first_ || (rank_[list] == first_ && !entry.alone)) return;
   first_ = rank_[list];
   came_round_ = kNoSlot;
+}
+
+// In the time in which all of the memory goes to others, about two thirds of what was fresh are judged, and so on: what
+// stands alone and is put seldom does not keep its part for ever.
+void PrefixPolicy::judge_some() {
+  gone_bytes_ = 0;
+  owed_bytes_ += fresh_bytes_ / kJudgedPart;
+  for (Slot oldest; (oldest = leaves_.back(kFresh)) != kNoSlot;) {
+    const std::uint64_t bytes = bytes_of(objects_[oldest].size_code);
+    if (bytes > owed_bytes_) return;
+    owed_bytes_ -= bytes;
+    judge(oldest);
+  }
+  owed_bytes_ = 0;
 }
 
 void PrefixPolicy::child_came(Slot parent) {
@@ -91,14 +144,15 @@ void PrefixPolicy::child_came(Slot parent) {
   if (entry.leaf) {
     remove_leaf(parent);
     leaves_.note(parent) = 0;
-    entry.leaf = false;
+    entry.leaf = 0;
+    entry.alone = 0;
   }
   ++leaves_.note(parent);
 }
 
 void PrefixPolicy::child_went(Slot parent) {
   if (--leaves_.note(parent) > 0) return;
-  objects_[parent].leaf = true;
+  objects_[parent].leaf = 1;
   add_leaf(parent);
 }
 
@@ -126,10 +180,9 @@ void PrefixPolicy::begin_epoch() {
 void PrefixPolicy::rank_lists() {
   std::iota(order_.begin(), order_.end(), std::uint16_t{0});
   const ReuseModel::Table& worth = model_.worth();
+  const auto level = [](std::uint32_t list) { return list == kFresh ? 2 : list % kAges == 0 ? 1 : 0; };
   std::stable_sort(order_.begin(), order_.end(), [&](std::uint16_t left, std::uint16_t right) {
-    const bool left_new = left % kAges == 0;
-    const bool right_new = right % kAges == 0;
-    if (left_new != right_new) return right_new;
+    if (level(left) != level(right) || left == kFresh) return level(left) < level(right);
     const float a = worth[left / kAges][left % kAges];
     const float b = worth[right / kAges][right % kAges];
     return a != b ? a < b : left % kAges > right % kAges;

@@ -18,7 +18,8 @@ ObjectId object_id(std::uint64_t id) { return {mixed(id), mixed(~id)}; }
 
 class Cache {
  public:
-  Cache(PolicyKind kind, std::uint64_t capacity) : policy_(make_policy(kind, capacity)), capacity_(capacity) {}
+  Cache(PolicyKind kind, std::uint64_t capacity, bool chained)
+      : policy_(make_policy(kind, capacity)), capacity_(capacity), chained_(chained) {}
 
   std::uint64_t request(std::span<const std::uint64_t> ids, std::span<const std::uint64_t> bytes) {
     ++request_;
@@ -31,7 +32,9 @@ class Cache {
       found.push_back(slot->second);
     }
     held = found.size();
-    for (std::size_t i = held; i-- > 0;) policy_->access(found[i]);
+    // An engine that knows of chains uses the ends first.
+    if (chained_) std::reverse(found.begin(), found.end());
+    for (const Slot slot : found) policy_->access(slot);
     for (std::size_t i = held; i < ids.size(); ++i) put(ids, i, bytes[i]);
     return held;
   }
@@ -60,14 +63,15 @@ class Cache {
     blocks_[slot] = {ids[i], bytes, request_};
     slots_.emplace(ids[i], slot);
     used_ += bytes;
-    const ObjectId parent = i == 0 ? ObjectId{} : object_id(ids[i - 1]);
-    policy_->insert(slot, {object_id(ids[i]), bytes, parent, static_cast<std::uint32_t>(i)});
+    const bool first = i == 0 || !chained_;
+    policy_->insert(slot, {object_id(ids[i]), bytes, first ? ObjectId{} : object_id(ids[i - 1]),
+                           first ? 0 : static_cast<std::uint32_t>(i)});
   }
 
   bool make_room_for(std::uint64_t bytes) {
     const auto may_take = [this](Slot slot) { return blocks_[slot].request != request_; };
     std::size_t tries = blocks_.size() / EvictionPolicy::kMaxLooks + 2;
-    while (used_ + bytes > capacity_) {
+    while (bytes > capacity_ - used_) {
       const Slot slot = policy_->victim(may_take);
       if (slot == kNoSlot && --tries == 0) return false;
       if (slot == kNoSlot) continue;
@@ -81,6 +85,7 @@ class Cache {
 
   std::unique_ptr<EvictionPolicy> policy_;
   std::uint64_t capacity_;
+  bool chained_;
   std::uint64_t used_ = 0;
   std::uint64_t request_ = 0;
   std::unordered_map<std::uint64_t, Slot> slots_;
@@ -97,7 +102,7 @@ Result<ReplayResult> replay(PolicyKind kind, std::uint64_t capacity_bytes, const
     return {Code::kInvalidArgument,
             "offsets must be in order and end within the " + std::to_string(input.ids.size()) + " ids"};
   }
-  Cache cache(kind, capacity_bytes);
+  Cache cache(kind, capacity_bytes, input.chained);
   ReplayResult result;
   result.hits.reserve(offsets.size() - 1);
   for (std::size_t i = 0; i + 1 < offsets.size(); ++i) {

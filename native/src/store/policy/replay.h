@@ -15,6 +15,7 @@ struct ReplayInput {
   std::span<const std::uint64_t> ids;      // the blocks of all requests, each chain from its beginning
   std::span<const std::uint64_t> offsets;  // where each request begins in them, and at last where they end
   std::span<const std::uint64_t> bytes;    // of each of the blocks; an id has the same each time
+  bool chained = true;                     // whether the policy is told of each block which one is before it
 };
 
 struct ReplayResult {
