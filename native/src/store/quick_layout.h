@@ -24,7 +24,7 @@ inline constexpr std::uint32_t kQuickTextBytes =
 
 // How many places for values of `room` bytes (as the arenas round them) a client is offered, if there is memory.
 constexpr std::uint32_t quick_offers_for(std::uint64_t room) {
-  constexpr std::uint64_t kClientBytes = 16u << 20;
+  constexpr std::uint64_t kClientBytes = 32u << 20;
   return static_cast<std::uint32_t>(std::clamp<std::uint64_t>(kClientBytes / room, 2, kQuickEntries));
 }
 
