@@ -62,7 +62,7 @@ class LinkedPrefillStep(PrefillStep):
         try:
             name = await self._core.links.connect((instance, self._decode), self._headers)
         except LinkError as error:
-            if error.unreachable is instance:
+            if error.is_unreachable(instance):
                 raise UpstreamError(Trouble.UNREACHABLE, str(error)) from error
             raise NoHandoffError("not_connected", str(error)) from error
         return {**await super()._ask(instance, body), "remote_engine_id": name}

@@ -21,6 +21,7 @@ from multidict import CIMultiDict
 from kvferry.router.instances import Instance
 from kvferry.router.prefill import note_trouble
 from kvferry.router.release import Releaser
+from kvferry.router.scope import Interruption, Scope
 from kvferry.router.upstream import BodyReader, Trouble, Upstream, UpstreamError
 
 logger = logging.getLogger(__name__)
@@ -34,11 +35,28 @@ _LARGEST_ANSWER_BYTES = 16 << 20
 
 
 class LinkError(Exception):
-    """Two servers could not be connected. `unreachable`: which of them cannot be reached, if that is why."""
+    """Two servers could not be connected. `cause`: what the HTTP client met at `instance`, if that is why;
+    `refused`: the request's headers are, and those of another one may do.
+    """
 
-    def __init__(self, text: str, unreachable: Instance | None = None) -> None:
+    def __init__(
+        self,
+        text: str,
+        instance: Instance | None = None,
+        cause: UpstreamError | None = None,
+        *,
+        refused: bool = False,
+    ) -> None:
         super().__init__(text)
-        self.unreachable = unreachable
+        self.instance = instance
+        self.cause = cause
+        self.refused = refused
+
+    def is_unreachable(self, instance: Instance) -> bool:
+        """Whether this server cannot be reached."""
+        return (
+            instance is self.instance and self.cause is not None and self.cause.trouble is Trouble.UNREACHABLE
+        )
 
 
 Pair = tuple[Instance, Instance]  # a prefill and a decode server
@@ -65,8 +83,8 @@ class Links:
         name = self._names.get(pair)
         if name is not None:
             return name
-        failed_at, error = self._failed.get(pair, (-RETRY_S, LinkError("")))
-        if time.monotonic() < failed_at + RETRY_S:
+        error = self._just_failed(pair)
+        if error is not None and not error.refused:
             raise error
         task = self._under_way.get(pair)
         if task is None:
@@ -82,12 +100,13 @@ class Links:
         for instance in pair:
             self._watch(instance)
         try:
-            async with asyncio.timeout(self._limit_s):
-                name = await self._introduce(pair, headers)
-        except (TimeoutError, LinkError) as caught:
-            text = str(caught) or f"no answer within {self._limit_s:g} s"
-            error = LinkError(text, getattr(caught, "unreachable", None))
-            logger.warning("%s and %s are not connected: %s", *(each.name for each in pair), error)
+            name = await self._in_time(pair, headers)
+        except LinkError as error:
+            if error.instance is not None and error.cause is not None:
+                note_trouble(error.instance, error.cause)
+            # Clients without the right key could fill the log.
+            level = logging.DEBUG if error.refused and self._just_failed(pair) else logging.WARNING
+            logger.log(level, "%s and %s are not connected: %s", *(each.name for each in pair), error)
             self._failed[pair] = (time.monotonic(), error)
             return error
         else:
@@ -97,6 +116,32 @@ class Links:
         finally:
             if self._under_way.get(pair) is task:
                 del self._under_way[pair]
+
+    def _just_failed(self, pair: Pair) -> LinkError | None:
+        failed = self._failed.get(pair)
+        return failed[1] if failed is not None and time.monotonic() < failed[0] + RETRY_S else None
+
+    async def _in_time(self, pair: Pair, headers: Mapping[str, str]) -> str:
+        """As `_introduce`, unless that takes too long or one of the two goes down meanwhile."""
+        with Scope(self._limit_s) as scope:
+
+            def stop_waiting() -> None:
+                scope.interrupt(Interruption.DOWN)
+
+            for instance in pair:
+                instance.when_down.add(stop_waiting)
+            try:
+                return await self._introduce(pair, headers)
+            except asyncio.CancelledError:
+                if not scope.is_only_cause:
+                    raise
+                scope.absorb()
+                late = scope.interruption is Interruption.TIMEOUT
+                text = f"no answer within {self._limit_s:g} s" if late else "one of them went down"
+                raise LinkError(text) from None
+            finally:
+                for instance in pair:
+                    instance.when_down.discard(stop_waiting)
 
     def _watch(self, instance: Instance) -> None:
         """What is down has ended, or will: whatever answers there later is connected anew."""
@@ -149,7 +194,7 @@ class Links:
         try:
             status, _, body = await self._upstream.get(instance, path, headers, self._limit_s)
         except UpstreamError as error:
-            raise _blame(instance, error) from error
+            raise LinkError(str(error), instance, error) from error
         text = _read(instance, path, status, body, str)  # JSON within JSON
         return _read(instance, path, status, text.encode(), dict[str, Any])
 
@@ -163,7 +208,7 @@ class Links:
             finally:
                 response.close()
         except UpstreamError as error:
-            raise _blame(instance, error) from error
+            raise LinkError(str(error), instance, error) from error
         return _read(instance, path, response.status, answer, dict[str, Any])
 
 
@@ -178,12 +223,10 @@ async def _name(instance: Instance) -> str:
     return str(instance.url.with_user(None).with_host(numbers[0])).rstrip("/")
 
 
-def _blame(instance: Instance, error: UpstreamError) -> LinkError:
-    note_trouble(instance, error)
-    return LinkError(str(error), instance if error.trouble is Trouble.UNREACHABLE else None)
-
-
 def _read(instance: Instance, path: str, status: int, body: bytes, kind: type[T]) -> T:
+    if status in (401, 403):
+        text = f"{instance.name}{path} answered {status}: the request needs one of its --api-keys"
+        raise LinkError(text, refused=True)
     if not 200 <= status < 300:
         hint = ": is it LMDeploy, with --role Prefill or Decode?" if status in (404, 405) else ""
         raise LinkError(f"{instance.name}{path} answered {status}{hint}")

@@ -6,6 +6,7 @@ prompt and its first token, as decode server it refuses blocks that it cannot ha
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 from typing import Any
 
@@ -18,9 +19,13 @@ FIRST_TOKEN = 42
 
 
 class FakeLMDeploy(FakeServer):
-    """One server. `tp_size`, `refuses` (a path of `/distserve/`) and `finish_reason` are for tests to set."""
+    """One server. For tests to set: `tp_size`, `refuses` (a path of `/distserve/`), `key` (what it takes
+    there), `opens` (it answers nothing there before) and `finish_reason`.
+    """
 
     tp_size = 1
+    key = ""
+    opens: asyncio.Event | None = None
     refuses = ""
     finish_reason = "length"
 
@@ -40,18 +45,22 @@ class FakeLMDeploy(FakeServer):
         app.router.add_post("/distserve/p2p_initialize", self._initialize)
         app.router.add_post("/distserve/p2p_connect", self._connect)
 
-    def _note(self, request: web.Request) -> None:
+    async def _note(self, request: web.Request) -> None:
         name = request.path.rsplit("/", 1)[1]
         self.asked.append((name, request.headers.get("Authorization", "")))
+        if self.opens is not None:
+            await self.opens.wait()
         if name == self.refuses:
             raise web.HTTPInternalServerError
+        if self.key and request.headers.get("Authorization") != f"Bearer {self.key}":
+            raise web.HTTPUnauthorized
 
     async def _engine_info(self, request: web.Request) -> web.Response:
-        self._note(request)
+        await self._note(request)
         return web.json_response(msgspec.json.encode({"tp_size": self.tp_size, "block_size": 16}).decode())
 
     async def _initialize(self, request: web.Request) -> web.Response:
-        self._note(request)
+        await self._note(request)
         body = msgspec.json.decode(await request.read())
         said = f"{body['local_engine_id']} to {body['remote_engine_id']} #{next(self._numbers)}"
         self.introduced[body["remote_engine_id"]] = said
@@ -60,7 +69,7 @@ class FakeLMDeploy(FakeServer):
         return web.json_response({**answer, "kvtransfer_endpoint_info": endpoint})
 
     async def _connect(self, request: web.Request) -> web.Response:
-        self._note(request)
+        await self._note(request)
         body = msgspec.json.decode(await request.read())
         other = body["remote_engine_id"]
         if other not in self.introduced:

@@ -215,16 +215,41 @@ async def test_a_server_that_went_down_is_connected_anew() -> None:
 async def test_a_client_that_leaves_while_servers_are_connected_does_not_end_that() -> None:
     async with pair() as cluster:
         (prefill,), (decode,) = lmdeploy(cluster)
-        prefill.behaviour = Behaviour(hold=asyncio.Event())
+        prefill.opens = asyncio.Event()
         asked = asyncio.create_task(cluster.complete())
-        await prefill.wait_for_calls(1)
-        asked.cancel()
         async with asyncio.timeout(LONGEST_WAIT_S):
-            await prefill.calls[0].ended.wait()
-        assert prefill.calls[0].aborted
-        prefill.behaviour = Behaviour()
+            while not prefill.asked:
+                await asyncio.sleep(0.01)
+            asked.cancel()
+            while not cluster.metric("cancellations_total", phase="prefill"):
+                await asyncio.sleep(0.01)
+        prefill.opens.set()
         assert (await cluster.complete())[0] == 200
-        assert paths(decode) == INTRODUCTION
+        assert paths(prefill) == paths(decode) == INTRODUCTION
+        assert len(decode.migrated) == 1
+
+
+async def test_a_server_that_hangs_is_waited_for_until_it_is_known_to_be_down() -> None:
+    async with pair(health_interval_s=60.0) as cluster:
+        (prefill,), (decode,) = lmdeploy(cluster)
+        prefill.opens = asyncio.Event()
+        asked = asyncio.create_task(cluster.complete())
+        async with asyncio.timeout(LONGEST_WAIT_S):
+            while not prefill.asked:
+                await asyncio.sleep(0.01)
+            cluster.router.core.pool.prefill[0].unreachable("no answer to a probe")
+            assert (await asked)[0] == 200
+        assert decode.migrated == []
+        assert cluster.metric("prefill_fallbacks_total", reason="not_connected") == 1
+
+
+async def test_a_wrong_key_keeps_nobody_else_from_connecting_servers() -> None:
+    async with pair() as cluster:
+        (prefill,), (decode,) = lmdeploy(cluster)
+        prefill.key = "right"
+        for key, count in (("wrong", 0), ("right", 1)):
+            assert (await cluster.complete(headers={"Authorization": f"Bearer {key}"}))[0] == 200
+            assert len(decode.migrated) == count
 
 
 @pytest.mark.parametrize(
