@@ -30,6 +30,9 @@ MEDIA = ("image_url", "video_url", "audio_url", "input_audio")
 # Besides the medium itself, what an output or its place in the queue depends on.
 _KEPT = ("model", "mm_processor_kwargs", "media_io_kwargs", "priority")
 MOST_AT_ONCE = 16  # media of one request
+# A request is sent on once for each of its media, so that a small one must not become many large ones.
+MOST_MEDIA = 256
+MOST_KEPT_BYTES = 64 << 10
 
 
 class EncodeStep:
@@ -39,18 +42,27 @@ class EncodeStep:
         self._core = core
         self._headers = CIMultiDict(headers)
         self._headers["Accept-Encoding"] = "identity"  # the answer is for us
-        self._parsed = parsed
+        self._fields = parsed.fields
+        self._kept = {name: parsed.fields[name] for name in _KEPT if name in parsed.fields}
         self._room = asyncio.Semaphore(MOST_AT_ONCE)
 
     async def run(self) -> dict[str, Any]:
         """Return what encode servers say of the media; what could not be encoded is left out."""
-        bodies = dict.fromkeys(encode_bodies(self._parsed.fields))  # a medium that is there twice, once
-        answers = await asyncio.gather(*(self._encode(body) for body in bodies))
+        media = list(dict.fromkeys(media_of(self._fields)))[:MOST_MEDIA]  # one that is there twice, once
+        if not media or len(msgspec.json.encode(self._kept)) > MOST_KEPT_BYTES:
+            return {}
+        answers = await asyncio.gather(*(self._encode(medium) for medium in media))
         return {name: value for answer in answers for name, value in answer.items()}
 
-    async def _encode(self, body: bytes) -> dict[str, Any]:
+    def _body(self, medium: bytes) -> bytes:
+        """Build the request for a medium: that alone, one token, not streamed."""
+        asked = [{"role": "user", "content": [msgspec.Raw(medium)]}]
+        return msgspec.json.encode({**self._kept, "messages": asked, "max_tokens": 1, "stream": False})
+
+    async def _encode(self, medium: bytes) -> dict[str, Any]:
         unreachable: set[Instance] = set()
         async with self._room:
+            body = self._body(medium)
             while (chosen := self._choose(unreachable)) is not None:
                 try:
                     found = await self._ask(chosen, body)
@@ -92,16 +104,14 @@ class EncodeStep:
             return found
 
 
-def encode_bodies(fields: Mapping[str, Any]) -> Iterator[bytes]:
-    """Build a body for each medium of a chat: that medium alone, one token, not streamed."""
-    kept = {name: fields[name] for name in _KEPT if name in fields}
+def media_of(fields: Mapping[str, Any]) -> Iterator[bytes]:
+    """Return the part of a chat's messages that is each medium, as JSON."""
     messages = fields.get("messages")
     for message in messages if isinstance(messages, list) else ():
         content = message.get("content") if isinstance(message, dict) else None
         for part in content if isinstance(content, list) else ():
             if isinstance(part, dict) and (part.get("type") in MEDIA):
-                asked = [{"role": "user", "content": [part]}]
-                yield msgspec.json.encode({**kept, "messages": asked, "max_tokens": 1, "stream": False})
+                yield msgspec.json.encode(part)
 
 
 class _EncodeAnswer(msgspec.Struct):

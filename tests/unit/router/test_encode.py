@@ -11,7 +11,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from kvferry.router.encode import encode_bodies
+from kvferry.router import encode as encode_module
+from kvferry.router.encode import media_of
 from kvferry.testing.fake_openai import Behaviour, FakeServer, Leases
 from kvferry.testing.router_cluster import RouterCluster
 
@@ -131,6 +132,19 @@ async def test_what_is_not_encoded_here_is_encoded_where_the_prompt_is(
         assert cluster.metric("encode_total", outcome=outcome) == 1
 
 
+async def test_a_request_does_not_become_more_than_it_is_worth(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(encode_module, "MOST_MEDIA", 3)
+    async with cluster_with() as (cluster, (encoder,)):
+        encoder.behaviour = named("a")
+        images = [image(f"A{number}") for number in range(5)]
+        assert (await cluster.complete(path=CHAT, raw=chat(*images)))[0] == 200
+        assert len(encoder.calls) == 3
+        large = {"crop": "x" * encode_module.MOST_KEPT_BYTES}
+        assert (await cluster.complete(path=CHAT, raw=chat(*images, mm_processor_kwargs=large)))[0] == 200
+        assert len(encoder.calls) == 3
+        assert len(cluster.prefill[0].calls) == 2
+
+
 async def test_a_server_that_takes_too_long_is_not_waited_for() -> None:
     async with cluster_with(encode_timeout_s=0.2) as (cluster, (encoder,)):
         encoder.behaviour = Behaviour(hold=asyncio.Event())
@@ -168,4 +182,4 @@ async def test_a_client_that_leaves_ends_the_encoding() -> None:
     "messages", [None, 5, "x", [5], [{"content": 5}], [{"content": [5, {"type": []}, {"type": "text"}]}]]
 )
 def test_whatever_a_client_sends_as_messages_does_no_harm(messages: Any) -> None:
-    assert list(encode_bodies({"messages": messages})) == []
+    assert list(media_of({"messages": messages})) == []
