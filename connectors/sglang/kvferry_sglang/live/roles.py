@@ -33,4 +33,4 @@ def keep_pages(original: Callable[[Any], None], scheduler: Any) -> None:
     try:
         original(scheduler)
     finally:
-        del tree.clear_storage_backend
+        vars(tree).pop("clear_storage_backend", None)
