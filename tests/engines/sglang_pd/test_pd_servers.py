@@ -18,7 +18,7 @@ from tools.servers import Server, free_port, router_server
 
 from engines.harness import running, until
 from engines.sglang.environment import sglang_python
-from engines.sglang_pd.servers import MAX_TOKENS, PAGE, PROMPTS, Pair, flush, post
+from engines.sglang_pd.servers import MAX_TOKENS, PAGE, PROMPTS, Pair, change_role, flush, post
 
 MIXED_S = 240.0  # for one request to be answered and one to fail
 
@@ -109,6 +109,26 @@ def test_what_a_decode_server_generated_comes_from_the_pool(pair: Pair) -> None:
         return int(prefill.result(180)[1]["meta_info"]["cached_tokens_details"]["storage"])
 
     until(lambda: from_pool() == len(turn) // PAGE * PAGE, "all whole pages come from the pool", 180)
+
+
+def test_servers_change_their_roles(pair: Pair) -> None:
+    roles = {"prefill": "decode", "decode": "prefill"}
+    for back in (False, True):
+        for name, role in roles.items():
+            server: Server = getattr(pair, name)
+            until(
+                lambda server=server, role=name if back else role: change_role(server, role),
+                f"{name} changing its role",
+                timeout_s=180.0,
+            )
+        both = {} if back else {"prefill": pair.decode, "decode": pair.prefill}
+        prefill, decode = pair.begin(PROMPTS[3], **both)
+        status, answer = decode.result(180)
+        assert status == 200, answer
+        assert answer["output_ids"] == pair.answers[3]["tokens"]
+    # What the prefill server had put into the pool before is still there.
+    assert prefill.result(180)[1]["meta_info"]["cached_tokens_details"]["storage"] > 0
+    assert_idle_and_well(pair)
 
 
 @pytest.mark.parametrize("side", ["prefill", "decode"])
