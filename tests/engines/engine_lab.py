@@ -77,6 +77,17 @@ class LabEngine:
         )
         return name
 
+    def add_images(
+        self, prompt: str, images: Sequence[int], max_tokens: int, params: Params | None = None
+    ) -> str:
+        """Add one request with images; returns its id. `params`: all of the request's extra arguments."""
+        self._count += 1
+        name = f"{self.name}-{self._count}"
+        self.call(
+            "add_images", id=name, prompt=prompt, images=list(images), max_tokens=max_tokens, params=params
+        )
+        return name
+
     def wait(self, ids: Sequence[str], timeout_s: float = ANSWER_S) -> list[Answer]:
         """The answers to requests, in order."""
 

@@ -74,7 +74,7 @@ class EngineProcess:
             reader = conn.makefile("r")
             conn.sendall(b'{"ready": true}\n')
             while True:
-                busy = self.stepping and self.scheduler.has_requests()
+                busy = self.stepping and (self.scheduler.has_requests() or bool(self.core.batch_queue))
                 if select.select([conn], [], [], 0.0 if busy else 0.02)[0]:
                     line = reader.readline()
                     if not line:
@@ -128,6 +128,19 @@ class EngineProcess:
             extra_args={"ec_transfer_params": params} if params is not None else None,
         )
         self.engine.add_request(id, {"prompt": prompt, "multi_modal_data": {"audio": tones}}, sampling)
+
+    def do_add_images(self, id: str, prompt: str, images: list[int], max_tokens: int, params: Any) -> None:  # noqa: A002
+        """A prompt with images, each of colours that its number tells."""
+        import numpy as np
+        from PIL import Image
+        from vllm import SamplingParams
+
+        pictures = [
+            Image.fromarray(np.random.default_rng(each).integers(0, 256, (56, 56, 3), dtype=np.uint8))
+            for each in images
+        ]
+        sampling = SamplingParams(max_tokens=max_tokens, temperature=0, ignore_eos=True, extra_args=params)
+        self.engine.add_request(id, {"prompt": prompt, "multi_modal_data": {"image": pictures}}, sampling)
 
     def do_cached_blocks(self) -> dict[str, int]:
         """The engine's own account of its prefix cache: copies by block hash, as events name blocks."""

@@ -39,8 +39,8 @@ def documented(role: str) -> dict[str, str]:
     pages = [ROOT / "docs" / name for name in ("vllm.md", "vllm-migration.md")]
     text = "".join(page.read_text(encoding="utf-8") for page in pages)
     found = [json.loads(each) for each in re.findall(r"--ec-transfer-config '([^']*)'", text)]
-    [config] = [each for each in found if each["ec_role"] == role]
-    return dict(config)
+    [config] = {json.dumps(each, sort_keys=True) for each in found if each["ec_role"] == role}
+    return dict(json.loads(config))
 
 
 def start(
@@ -182,3 +182,43 @@ def test_a_model_that_differs_in_its_type_shares_nothing(lab, node, encoder) -> 
     ask(half, 8)
     assert half.call("count_encoded") == 1
     lab.stop(half)
+
+
+PICTURE = "<image>"
+PICTURES = f"Image 1: {PICTURE} Image 2: {PICTURE} What changed?"
+
+
+def test_images_are_encoded_prefilled_and_answered_by_three_engines(lab: Lab, node: NodeChild) -> None:
+    """Idefics 3: the encoder's output goes through the store, then the prompt's KV cache to the third one."""
+    model = {"model": str(model_folder("images"))}
+    extra = {"cluster.directory": str(node.cluster.directory), "encoder.wait_s": 60}
+
+    def sharing(role: str) -> dict[str, Any]:
+        return {**documented(role), "ec_connector_extra_config": extra}
+
+    with (
+        lab.engine(None, ec=sharing("ec_producer"), enable_prefix_caching=False, **model) as encoder,
+        lab.engine("kv_producer", ec=sharing("ec_consumer"), **model) as prefill,
+        lab.engine("kv_consumer", **model) as decode,
+    ):
+        for engine in (encoder, prefill, decode):
+            assert engine.call("count_encoded") == 0
+        [alone] = decode.wait([decode.add_images(PICTURES, [1, 2], TOKENS)])
+        [other] = decode.wait([decode.add_images(PICTURES, [2, 1], TOKENS)])
+        assert alone["tokens"] != other["tokens"], "answers that do not depend on the images prove nothing"
+        assert decode.call("forget_prefixes")
+        media: dict[str, Any] = {}
+        for image in (1, 2):
+            [said] = encoder.wait([encoder.add_images(PICTURE, [image], 1)])
+            media |= said["media"]
+        assert len(media) == 2
+        order = {"ec_transfer_params": media, "kv_transfer_params": {"do_remote_decode": True}}
+        [handed] = prefill.wait([prefill.add_images(PICTURES, [1, 2], 1, order)])
+        order = {"kv_transfer_params": handed["params"]}
+        [answer] = decode.wait([decode.add_images(PICTURES, [1, 2], TOKENS, order)])
+        assert answer["tokens"] == alone["tokens"]
+        assert (encoder.call("count_encoded"), prefill.call("count_encoded")) == (2, 0)
+        assert prefill.metric(LOADED) == 2
+        assert decode.metric("kvferry_handoff_loads_total|loaded") == 1
+        prefill.all_blocks_free()
+        decode.all_blocks_free()

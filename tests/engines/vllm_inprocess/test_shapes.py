@@ -4,23 +4,31 @@ from __future__ import annotations
 
 import copy
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from engines.engine_lab import Lab, LabEngine
-from engines.harness import model_folder
+from engines.harness import model_folder, until
 from engines.vllm_inprocess.prompts import BLOCK, MAX_TOKENS, numbered, tokens_of
-from engines.vllm_inprocess.test_streaming import Router
+from engines.vllm_inprocess.test_streaming import STREAMS, Router, loading
 
 pytestmark = pytest.mark.engine
 
 HITS = "external_prefix_cache_hits_total"
 LOADED = "kvferry_handoff_loads_total|loaded"
 FAILED = "kvferry_handoff_loads_total|failed"
+# Hits are counted exactly, however slow the machine is.
+POOL: dict[str, Any] = {"pool.enabled": "on", "pool.lookup_timeout_s": 20, "store.dram": 256 << 20}
+LATENT_BYTES = 3 * 16 * 576 * 4  # of a block: layers, tokens, latent and rotated part, float32
+FP8_BYTES = 4 * 2 * 4 * BLOCK * 64  # of a block: layers, K and V, heads, tokens, head dim
 
 
-def hand_off(prefill: LabEngine, decode: LabEngine, asked: list[list[int]], ranks: int = 1) -> None:
-    """The same tokens as the decode engine computes alone, from KV that all its ranks have loaded."""
+def hand_off(
+    prefill: LabEngine, decode: LabEngine, asked: list[list[int]], ranks: int = 1, withheld: int = 0
+) -> None:
+    """The same tokens as the decode engine computes alone, from KV that all its ranks have loaded: of all of
+    each prompt but the `withheld` last tokens."""
     alone = tokens_of(decode.run(asked, MAX_TOKENS))
     assert decode.call("forget_prefixes")
     before = decode.state()["metrics"]
@@ -28,7 +36,7 @@ def hand_off(prefill: LabEngine, decode: LabEngine, asked: list[list[int]], rank
     after = decode.state()["metrics"]
     assert tokens_of(answers) == alone
     for key, grown in {
-        HITS: sum(map(len, asked)),
+        HITS: sum(map(len, asked)) - withheld * len(asked),
         LOADED: ranks * len(asked),
         FAILED: 0,
     }.items():
@@ -147,3 +155,115 @@ def test_tensor_parallel_with_other_block_sizes(lab: Lab) -> None:
         lab.engine("kv_consumer", block_size=96) as decode,
     ):
         hand_off(prefill, decode, asked)
+
+
+def test_latent_caches_are_handed_off_streamed_and_pooled(lab: Lab, tmp_path: Path) -> None:
+    """DeepSeek V2: one latent per token for all heads, in blocks of 16 tokens, which vLLM's kernel wants."""
+    asked = numbered(3, 700)
+    latent = {"model": str(model_folder("mla"))}
+    pool = POOL | {"cluster.directory": str(tmp_path)}
+    with (
+        lab.engine("kv_producer", options=pool, **latent) as prefill,
+        lab.engine("kv_consumer", **latent) as decode,
+    ):
+        hand_off(prefill, decode, asked)
+        moved = decode.metric("kvferry_handoff_loaded_bytes_total|shm")
+        assert moved == len(asked) * -(-700 // 16) * LATENT_BYTES
+        router = Router(prefill, decode)
+        asked = numbered(2, 800, seed=1)  # in fewer blocks than may be held for being saved
+        expected = tokens_of(decode.run(asked, MAX_TOKENS))
+        assert decode.call("forget_prefixes")
+        prefill.call("stepping", on=False)  # without chunks there is no half: vLLM has none with MLA on a CPU
+        ids = [router.send(prompt) for prompt in asked]
+        until(lambda: loading(decode) == len(asked), "all to be loading")
+        prefill.call("stepping", on=True)
+        assert tokens_of(decode.wait([here for _, here in ids])) == expected
+        prefill.wait([there for there, _ in ids])
+        assert decode.metric(STREAMS + "handed_over") == len(asked)
+        assert decode.metric(FAILED) == 0
+        prefill.all_blocks_free()
+        decode.all_blocks_free()
+        assert prefill.call("forget_prefixes")
+        before = prefill.metric(HITS)
+        assert tokens_of(prefill.run(asked, MAX_TOKENS)) == expected
+        assert prefill.metric(HITS) - before == 2 * 800  # vLLM computes the last token of a whole block anew
+
+
+def test_recurrent_states_are_handed_off(lab: Lab) -> None:
+    """Falcon H1: Mamba 2 beside attention. The prefill engine leaves the last token out; the decode engine
+    goes on from the one state that stands for all before it."""
+    states = {"model": str(model_folder("mamba")), "enable_prefix_caching": False}
+    with lab.engine("kv_producer", **states) as prefill, lab.engine("kv_consumer", **states) as decode:
+        hand_off(prefill, decode, [*numbered(2, 150), *numbered(2, 700), *numbered(1, 33)], withheld=1)
+        decode.call("permute_blocks")  # of attention; the state is one block
+        asked = numbered(2, 150, seed=1)
+        alone = tokens_of(decode.run(asked, MAX_TOKENS))
+        assert tokens_of(decode.run(asked, MAX_TOKENS, prefill.prefill(asked))) != alone
+
+
+def test_quantised_caches_move_between_their_like_only(lab: Lab) -> None:
+    asked = numbered(3, 150)
+    with lab.engine("kv_producer", kv_cache_dtype="fp8") as prefill:
+        with lab.engine("kv_consumer", kv_cache_dtype="fp8") as decode:
+            hand_off(prefill, decode, asked)
+            assert decode.metric("kvferry_handoff_loaded_bytes_total|shm") == len(asked) * 5 * FP8_BYTES
+        with lab.engine("kv_consumer") as decode:
+            alone = tokens_of(decode.run(asked, MAX_TOKENS))
+            assert decode.call("forget_prefixes")
+            assert tokens_of(decode.run(asked, MAX_TOKENS, prefill.prefill(asked))) == alone
+            assert decode.metric(FAILED) == len(asked)
+            assert "dtype: ours float32, theirs " in decode.log.read_text(errors="replace")
+        prefill.all_blocks_free()
+
+
+def test_a_draft_model_finds_its_cache_handed_off(lab: Lab) -> None:
+    """The draft is the model itself, so that each guess is right, from the first on, if its cache is."""
+    accepted = "spec_decode_num_accepted_tokens_total"
+    asked = numbered(3, 150)
+    drafting = {"method": "draft_model", "model": str(model_folder("tiny")), "num_speculative_tokens": 3}
+    with (
+        lab.engine("kv_producer", speculative_config=drafting) as prefill,
+        lab.engine("kv_consumer", speculative_config=drafting) as decode,
+    ):
+        decode.run(asked, MAX_TOKENS)
+        guessed = decode.metric(accepted)
+        assert guessed > 0
+        assert decode.call("forget_prefixes")
+        hand_off(prefill, decode, asked)  # computes them once more itself
+        assert decode.metric(accepted) == 3 * guessed
+
+
+# vLLM's second stage fails without a first step of its own, which the CPU backend leaves out in eager mode.
+STAGES: dict[str, Any] = {
+    "pipeline_parallel_size": 2,
+    "enforce_eager": False,
+    "compilation_config": {"mode": 1},
+}
+
+
+@pytest.mark.slow
+def test_pipeline_parallel(lab: Lab, tmp_path: Path, extent: Any) -> None:
+    """Two stages to one, one to two, and two stages that share the pool with themselves."""
+    if not extent.long:
+        pytest.skip("two workers that import vLLM anew: --long")
+    pool = POOL | {"cluster.directory": str(tmp_path)}
+    asked, others = numbered(3, 150), numbered(3, 150, seed=1)
+    with (
+        lab.engine("kv_both", options=pool, **STAGES) as staged,
+        lab.engine("kv_both", options={"pool.enabled": "off"}) as whole,
+    ):
+        (params,) = staged.prefill(numbered(1, 40))
+        assert len(params["kvferry"]["node_ids"]) == 2
+        whole.run(numbered(1, 40), 1, [params])
+        hand_off(staged, whole, asked)
+        expected = tokens_of(whole.run(others, MAX_TOKENS))
+        params = whole.prefill(others)
+        before = staged.metric(LOADED)
+        assert tokens_of(staged.run(others, MAX_TOKENS, params)) == expected
+        assert staged.metric(LOADED) - before == 2 * len(others)  # each stage its layers
+        staged.all_blocks_free()
+        assert staged.call("forget_prefixes")
+        before = staged.metric(HITS)
+        assert tokens_of(staged.run(others, MAX_TOKENS)) == expected
+        assert staged.metric(HITS) - before == len(others) * (150 // BLOCK * BLOCK)
+        whole.all_blocks_free()
