@@ -34,12 +34,13 @@ class QuickWriter {
   // the node is busy or takes no more of them.
   template <typename Absent>
   bool publish(std::uint32_t entry, const ObjectId& id, Absent absent) const {
+    std::optional<Clock::time_point> until;
     for (int attempt = 0; attempt < kAttempts; ++attempt) {
       const std::uint64_t word = memory_.door->load(std::memory_order_acquire);
       const QuickDoor door = QuickDoor::of(word);
       if (!door.open || door.waiting >= kQuickWaiting) return false;
       if (door.locked) {
-        rest();
+        if (!rest(until)) return false;
         continue;
       }
       if (!absent() || is_in_list(door, id)) return false;
@@ -52,7 +53,14 @@ class QuickWriter {
 
  private:
   static constexpr int kAttempts = 1024;  // enough for the node to take in all that may wait
-  static void rest() { std::this_thread::yield(); }
+  static constexpr milliseconds kPatience{100};
+  // Lets others run. False: the first time was kPatience ago, so that the node stands still.
+  static bool rest(std::optional<Clock::time_point>& until) {
+    const Clock::time_point now = Clock::now();
+    if (!until) until = now + kPatience;
+    std::this_thread::yield();
+    return now < *until;
+  }
   bool is_in_list(const QuickDoor& door, const ObjectId& id) const;
   bool hang(std::uint32_t entry, const QuickDoor& door, std::uint64_t word) const;
 
