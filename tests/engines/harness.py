@@ -47,7 +47,7 @@ def vllm_python() -> Path:
 
 
 def model_folder(name: str) -> Path:
-    """The folder of `tiny`, `sliding`, `smollm2` or `audio`, made if `./test` has not named it."""
+    """The folder of `tiny` or another model of tools/models.py, made if `./test` has not named it."""
     named = os.environ.get(f"KVFERRY_MODEL_{name.upper()}")
     return Path(named) if named else ensure_model(name)
 
@@ -100,7 +100,7 @@ def make_fleet(model: str, logs: Path, *, prefill: int = 1, decode: int = 1, **o
 
 
 @contextmanager
-def running(servers: Sequence[Server], timeout_s: float = 400.0) -> Iterator[None]:
+def running(servers: Sequence[Server], timeout_s: float = 400.0) -> Iterator[Sequence[Server]]:
     """Start servers at the same time and wait until all are ready; all are stopped at the end."""
     with ExitStack() as stack:
         stack.callback(stop_all, servers)
@@ -108,7 +108,7 @@ def running(servers: Sequence[Server], timeout_s: float = 400.0) -> Iterator[Non
             server.start()
         for server in servers:
             server.wait_ready(timeout_s)
-        yield
+        yield servers
 
 
 @contextmanager
