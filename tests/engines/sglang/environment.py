@@ -11,6 +11,9 @@ from pathlib import Path
 
 import pytest
 
+BY_HAND = pytest.mark.skipif(
+    not os.environ.get("KVFERRY_BY_HAND"), reason="more servers than ./test has time for: KVFERRY_BY_HAND=1"
+)
 SHIMS = Path(__file__).resolve().parent / "shims"
 
 
