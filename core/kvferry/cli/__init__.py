@@ -14,6 +14,7 @@ from kvferry.errors import KVFerryError
 _COMMANDS: dict[str, tuple[str, str]] = {
     "config": ("kvferry.cli.config", "Show the effective settings, or all that exist."),
     "doctor": ("kvferry.cli.doctor", "Say what this host can do, and how to fix what it cannot."),
+    "drain": ("kvferry.cli.drain", "Move what a node holds to other nodes, so that it can go."),
     "get": ("kvferry.cli.objects:get", "Write an object of the pool to standard output or a file."),
     "ls": ("kvferry.cli.objects:ls", "List objects of the pool."),
     "node": ("kvferry.cli.node", "Run a node of the pool: memory and SSD space for KV objects."),

@@ -74,11 +74,15 @@ def admin_url(config: Config, url: str | None) -> str:
     )
 
 
-def ask(config: Config, base: str, path: str, timeout_s: float = TIMEOUT_S) -> dict[str, Any]:
-    """Return the JSON answer to GET `path`. Raises `UnavailableError`, `ConfigError` (the token)."""
+def ask(
+    config: Config, base: str, path: str, timeout_s: float = TIMEOUT_S, *, method: str = "GET"
+) -> dict[str, Any]:
+    """Return the JSON answer to a request. Raises `UnavailableError`, `ConfigError` (the token)."""
     if not base.startswith(("http://", "https://")):
         raise ConfigError(f"--admin {base} must be a URL such as http://127.0.0.1:7000")
-    request = urllib.request.Request(base + path, headers=_token(config))  # noqa: S310  (checked above)
+    request = urllib.request.Request(  # noqa: S310  (checked above)
+        base + path, headers=_token(config), method=method
+    )
     try:
         with urllib.request.urlopen(request, timeout=timeout_s) as answer:  # noqa: S310
             document = json.loads(answer.read(_MAX_ANSWER_BYTES))

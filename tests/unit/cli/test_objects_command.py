@@ -1,15 +1,16 @@
-"""`kvferry put`, `get`, `ls` and `rm`, as scripts use them: what is said, and the exit code."""
+"""`kvferry put`, `get`, `ls`, `rm` and `drain`, as scripts use them: what is said, and the exit code."""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 
 from kvferry.cli import main
-from kvferry.testing.nodes import NodeChild
+from kvferry.testing.nodes import NodeChild, start_nodes
 
 
 @pytest.fixture(scope="module")
@@ -73,3 +74,28 @@ def test_keys_or_a_tag_must_be_named(capsys: pytest.CaptureFixture[str]) -> None
     assert main(["rm"]) == 2
     assert main(["rm", "key", "--tag", "tag"]) == 2
     assert "name either keys or a tag" in capsys.readouterr().err
+
+
+def test_a_drained_node_has_left_nothing_behind(
+    source: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("KVFERRY_CLUSTER_DIRECTORY", str(tmp_path))
+    with ExitStack() as nodes:
+        first, second = (nodes.enter_context(node) for node in start_nodes(tmp_path, 2, ("--dram", "16MiB")))
+        there = ["--node", first.advert.endpoint]
+        assert main(["put", "moves", source, *there]) == 0
+        assert main(["drain", *there]) == 0
+        assert capsys.readouterr().err.endswith("drained, 0 object(s) left behind\n")
+        first.kill()
+        assert main(["get", "moves", "--node", second.advert.endpoint, "-o", str(tmp_path / "copy")]) == 0
+        assert main(["drain", "--admin", first.advert.admin]) == 2
+    assert (tmp_path / "copy").read_bytes() == b"x" * 2048
+
+
+def test_a_lone_node_cannot_hand_on_what_it_holds(
+    source: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("KVFERRY_CLUSTER_DIRECTORY", str(tmp_path))
+    with NodeChild(tmp_path, "--dram", "16MiB"):
+        assert main(["put", "stays", source]) == 0
+        assert main(["drain", "--timeout", "1"]) == 1
