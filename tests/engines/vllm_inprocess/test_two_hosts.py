@@ -8,10 +8,11 @@ from typing import Any
 
 import pytest
 
-from engines.engine_lab import Lab
+from engines.engine_lab import Lab, LabEngine
 from engines.harness import until
 from engines.hosts import CABLE, MEMBERS_S, Site, World, joined_hosts
 from engines.vllm_inprocess.prompts import BLOCK, MAX_TOKENS, numbered, tokens_of
+from engines.vllm_inprocess.test_streaming import EARLY, STREAMS, Router
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(600)]
 
@@ -36,6 +37,42 @@ def options(site: Site) -> dict[str, Any]:
 
 def whole_blocks(prompt: list[int]) -> int:
     return len(prompt) // BLOCK
+
+
+def read_while_computed(prefill: LabEngine, decode: LabEngine, reference: Any) -> None:
+    """Both get a request at once: layers cross the cable while the prompt is computed."""
+    router = Router(prefill, decode)
+    seeds = iter(range(40, 1000))
+
+    def early() -> bool:
+        asked = numbered(1, 1200, seed=next(seeds))
+        there, here = router.send(asked[0])
+        assert tokens_of(decode.wait([here])) == reference.tokens(asked)
+        prefill.wait([there])
+        return decode.metric(EARLY) > 0
+
+    until(early, "layers to be read while a prompt is computed", MEMBERS_S)
+    assert decode.metric(STREAMS + "handed_over") > 0
+    assert decode.metric("kvferry_handoff_loads_total|failed") == 0
+    prefill.all_blocks_free()
+    decode.all_blocks_free()
+
+
+def read_when_finished(prefill: LabEngine, decode: LabEngine) -> None:
+    """The same between blocks of two sizes, which are read at the end."""
+    asked = numbered(2, 700, seed=5)
+    alone = tokens_of(decode.run(asked, MAX_TOKENS))
+    assert decode.call("forget_prefixes")
+    router = Router(prefill, decode)
+    loaded = decode.metric("kvferry_handoff_loads_total|loaded")
+    ids = [router.send(prompt) for prompt in asked]
+    assert tokens_of(decode.wait([here for _, here in ids])) == alone
+    prefill.wait([there for there, _ in ids])
+    assert decode.metric("kvferry_handoff_loads_total|loaded") - loaded == len(asked)
+    assert decode.metric("kvferry_handoff_loads_total|failed") == 0
+    assert decode.metric(EARLY) == 0
+    prefill.all_blocks_free()
+    decode.all_blocks_free()
 
 
 def test_pool_and_hand_off_between_two_hosts(lab: Lab, reference, world: World) -> None:
@@ -67,6 +104,12 @@ def test_pool_and_hand_off_between_two_hosts(lab: Lab, reference, world: World) 
         assert decode.metric("kvferry_pool_loads_total|failed") == 0
         prefill.all_blocks_free()
         decode.all_blocks_free()
+        read_while_computed(prefill, decode, reference)
+        unpooled = {**options(far), "pool.enabled": "off"}
+        with lab.engine(
+            "kv_consumer", options=unpooled, namespace=far.host.namespace, block_size=64
+        ) as other:
+            read_when_finished(prefill, other)
         # With the cable pulled out both go on by themselves, and together again when it is back.
         asked = numbered(4, 150, seed=2)
         params = prefill.prefill(asked)
