@@ -2,7 +2,9 @@
 
 Other programs' load decides single figures of wall time, and less so processor time; and it changes slowly.
 So each pair is short, its two turns follow one another in an order that changes, and what is reported is the
-median of the pairs' ratios, with the middle half of them.
+median of the pairs' ratios, with the middle half of them. Where even that is noise of several percent, there
+is what the connector's own hooks and threads take, by a meter inside the engine: both parts of that quotient
+come from the same turn.
 """
 
 from __future__ import annotations
@@ -17,7 +19,19 @@ from benchmarks.vllm_bench.run import Run, fresh_folder, node
 
 from engines.engine_lab import LabEngine
 
-PROMPTS, PROMPT, ANSWER = 8, 250, 32  # at a time; tokens
+
+class Work(NamedTuple):
+    """A turn: so many prompts at a time, of so many tokens, and tokens of each answer."""
+
+    prompts: int = 8
+    prompt: int = 250
+    answer: int = 32
+
+    def __str__(self) -> str:
+        return f"{self.prompts} prompts of {self.prompt} + {self.answer} tokens"
+
+
+SMALL_WORK = Work(4, 120, 16)  # for a model that computes for seconds
 
 
 class Spread(NamedTuple):
@@ -36,9 +50,11 @@ class Spread(NamedTuple):
 class Costs:
     """Wall and processor seconds of each pair's turns, without the connector and with it."""
 
-    def __init__(self) -> None:
+    def __init__(self, work: Work) -> None:
+        self.work = work
         self.wall: list[tuple[float, float]] = []
         self.cpu: list[tuple[float, float]] = []
+        self.shares: list[float] = []  # what of the processor time the connector took, in turns of their own
 
     def add(self, off: tuple[float, float], on: tuple[float, float]) -> None:
         """A pair, (wall, cpu) each."""
@@ -54,34 +70,44 @@ def spread(pairs: Sequence[tuple[float, float]]) -> Spread:
     return Spread(middle, low, high, with_it, without)
 
 
-def nothing_shared(run: Run, pairs: int) -> Costs:
-    """Prompts that share nothing, eight at a time; all of their blocks are saved. The node's memory is full
+def nothing_shared(run: Run, work: Work, pairs: int) -> Costs:
+    """Prompts that share nothing, several at a time; all of their blocks are saved. The node's memory is full
     from the first pair on, as in a pool that has run for a while."""
-    costs = Costs()
+    costs = Costs(work)
     with ExitStack() as stack:
-        cluster = fresh_folder(run.folder, "nothing")
-        room = 2 * PROMPTS * (PROMPT + ANSWER) * run.token_bytes >> 20
+        cluster = fresh_folder(run.folder, f"nothing-{run.model.name}")
+        room = 2 * work.prompts * (work.prompt + work.answer) * run.token_bytes >> 20
         pool = node(stack, cluster, "--dram", f"{room}MiB")
         engines = {"off": run.start(None), "on": run.ours(cluster)}
         for _ in range(4):
             for engine in engines.values():
-                _turn(run, engine, None)
+                _turn(run, work, engine, None)
         for number in range(pairs):
             turns = {
-                name: _turn(run, engines[name], pool.process.pid if name == "on" else None)
+                name: _turn(run, work, engines[name], pool.process.pid if name == "on" else None)
                 for name in sorted(engines, reverse=bool(number % 2))
             }
             costs.add(turns["off"], turns["on"])
+        engines["on"].call("meter_connector", thread_prefix="kvf")
+        for _ in range(pairs):
+            costs.shares.append(_share(run, work, engines["on"]))
         for engine in engines.values():
             run.lab.stop(engine)
     return costs
 
 
-def _turn(run: Run, engine: LabEngine, node_pid: int | None) -> tuple[float, float]:
+def _share(run: Run, work: Work, engine: LabEngine) -> float:
+    """What the connector's hooks and threads took of a turn's processor time, to the rest of it."""
+    prompts = [run.tokens(work.prompt) for _ in range(work.prompts)]
+    answer = engine.call("timed", prompts=prompts, max_tokens=work.answer)
+    return float(answer["connector_s"] / (answer["cpu_s"] - answer["connector_s"]))
+
+
+def _turn(run: Run, work: Work, engine: LabEngine, node_pid: int | None) -> tuple[float, float]:
     """Wall and processor seconds of one turn; the node's processor time, too, if its pid is given."""
-    prompts = [run.tokens(PROMPT) for _ in range(PROMPTS)]
+    prompts = [run.tokens(work.prompt) for _ in range(work.prompts)]
     before = _cpu_seconds(node_pid)
-    answer = engine.call("timed", prompts=prompts, max_tokens=ANSWER)
+    answer = engine.call("timed", prompts=prompts, max_tokens=work.answer)
     return answer["seconds"], answer["cpu_s"] + _cpu_seconds(node_pid) - before
 
 

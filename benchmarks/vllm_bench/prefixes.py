@@ -14,6 +14,7 @@ from benchmarks.vllm_bench.run import PREFIX, Run, fresh_folder, node
 from engines.engine_lab import LabEngine
 
 ENDS = "mooncake"  # its store, with the engine
+HITS = 3  # for each prefix that was computed
 CHUNK = 64  # tokens, of LMCache's: the prefix is a whole number of them
 MIB = 1 << 20
 
@@ -50,17 +51,17 @@ def _rounds(run: Run, make: Mapping[str, Callable[[], LabEngine]]) -> None:
     engines = {name: start() for name, start in make.items()}
     prefixes = [run.tokens(PREFIX) for _ in range(run.rounds)]
     for number, prefix in enumerate(prefixes):
-        turns = [*engines, "plain"]
-        for name in turns[number % len(turns) :] + turns[: number % len(turns)]:
-            if name == "plain":
-                run.first_token("cold", plain, prefix, hit=False)
-                run.first_token("own", plain, prefix, hit=True)
-                run.forget(plain)
-                continue
+        turns = list(engines)[number % len(engines) :] + list(engines)[: number % len(engines)]
+        run.first_token("cold", plain, prefix, hit=False)
+        for name in turns:
             run.first_token(f"{name} cold", engines[name], prefix, hit=False)
             run.forget(engines[name])
-            run.first_token(name, engines[name], prefix, hit=True)
-            run.forget(engines[name])
+        for _ in range(HITS):
+            run.first_token("own", plain, prefix, hit=True)
+            for name in turns:
+                run.first_token(name, engines[name], prefix, hit=True)
+                run.forget(engines[name])
+        run.forget(plain)
     for engine in (plain, *engines.values()):
         run.lab.stop(engine)
     again = {name: start() for name, start in make.items() if name != ENDS}

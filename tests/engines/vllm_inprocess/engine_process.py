@@ -66,6 +66,7 @@ class EngineProcess:
         self.stepping = True
         self.longest_step_s = 0.0
         self.finished: dict[str, Any] = {}
+        self.meter: Any = None
 
     def serve(self, path: str) -> None:
         """Answer operations until the socket closes."""
@@ -178,8 +179,10 @@ class EngineProcess:
         """Answer prompts, nothing else going on.
 
         Returns the `seconds` until the last token; the processor time of this process, also of what it does
-        after that (`cpu_s`), such as saving; and the last answer's `tokens`, `cached` and `params`.
+        after that (`cpu_s`), such as saving, and what of it the connector took (`connector_s`), if that is
+        metered; and the last answer's `tokens`, `cached` and `params`.
         """
+        metered = self.meter.seconds() if self.meter else 0.0
         started, cpu = time.monotonic(), time.process_time()
         for index, prompt in enumerate(prompts):
             self.do_add(f"timed-{started}-{index}", prompt, params, max_tokens=max_tokens)
@@ -189,7 +192,15 @@ class EngineProcess:
         while params is None and self.scheduler.has_requests():  # else a lease may be what is left
             self._paced_step()
         (*_, answer) = (self.finished.pop(name) for name in list(self.finished) if name.startswith("timed-"))
-        return {**answer, "seconds": seconds, "cpu_s": time.process_time() - cpu}
+        cpu = time.process_time() - cpu
+        connector_s = self.meter.seconds() - metered if self.meter else 0.0
+        return {**answer, "seconds": seconds, "cpu_s": cpu, "connector_s": connector_s}
+
+    def do_meter_connector(self, thread_prefix: str) -> None:
+        """From now on say what the connector takes of the processor time."""
+        from connector_meter import ConnectorMeter
+
+        self.meter = ConnectorMeter(type(self.scheduler.connector), thread_prefix=thread_prefix)
 
     def _paced_step(self) -> None:
         """A step as the loop of vLLM's own core makes it: where nothing runs, a millisecond for others."""

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from benchmarks.vllm_bench.attempts import last_error
-from benchmarks.vllm_bench.overhead import Costs, spread
+from benchmarks.vllm_bench.overhead import Costs, Work, spread
 from benchmarks.vllm_bench.run import Run, token_bytes
 from benchmarks.vllm_pooling import COMPARED, cost_rows, rows_of
 from benchmarks.vllm_streaming import Found, Sample
@@ -28,15 +28,17 @@ def test_one_disturbed_turn_does_not_decide() -> None:
 
 
 def test_costs_are_rows_with_the_ratio_of_the_pairs() -> None:
-    costs = Costs()
+    costs = Costs(Work())
     for off in (1.0, 2.0, 8.0):
         costs.add((off, 2.0), (off * 1.05, 2.01))
-    cpu, wall = cost_rows(costs)
+    costs.shares = [0.019, 0.5, 0.01]
+    cpu, wall, share = cost_rows("tiny", costs)
     assert cpu.ratio == pytest.approx(1.005)
     assert cpu.met is True
     assert wall.ratio == pytest.approx(1.05)
     assert wall.met is False
-    assert "3 pairs" in wall.case
+    assert (share.ours, share.met) == (pytest.approx(1.9), True)
+    assert "tiny, 8 prompts of 250 + 32 tokens: wall time, 3 pairs" in wall.case
 
 
 def test_what_was_not_measured_has_no_row(tmp_path: Path) -> None:
