@@ -100,6 +100,12 @@ class StepPlanner:
         plan = self._plans.get(request_id)
         return 0 if plan is None else plan.pooled - plan.computed
 
+    @property
+    def saves_due(self) -> Mapping[str, int]:
+        """By request, with how many tokens there is something to save: before, `computes` need not be called,
+        as in most steps of an answer."""
+        return {} if self._front is None else self._front.scheduler.due
+
     def computes(
         self, request_id: str, hashes: Sequence[bytes], num_tokens: int, block_ids: Callable[[], BlockIds]
     ) -> None:

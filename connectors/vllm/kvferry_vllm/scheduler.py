@@ -111,15 +111,16 @@ class SchedulerHalf:
         self._idle = not scheduler_output.num_scheduled_tokens
         if not self.planner.pools and not self._streamed:
             return
-        state = scheduler_output.kv_connector_block_state
+        state, due = scheduler_output.kv_connector_block_state, self.planner.saves_due
         for request_id, count in scheduler_output.num_scheduled_tokens.items():
-            block_ids = functools.partial(state.get_block_ids, request_id)
             request = self._requests.get(request_id)
-            if request is not None:
+            if request is not None and request.num_computed_tokens + count >= due.get(request_id, 0):
                 tokens = self._saved_tokens(request, request.num_computed_tokens + count)
+                block_ids = functools.partial(state.get_block_ids, request_id)
                 self.planner.computes(request_id, request.block_hashes, tokens, block_ids)
             request = self._streamed.get(request_id)
             if request is not None:
+                block_ids = functools.partial(state.get_block_ids, request_id)
                 end_token = min(request.num_computed_tokens + count, request.num_prompt_tokens)
                 self._handoff.computes(request_id, end_token, request.num_preemptions, block_ids)
 

@@ -44,6 +44,8 @@ class PoolScheduler:
         self._hold: Callable[[Sequence[int]], None] = lambda _: None
         self._release: Callable[[Sequence[int]], None] = lambda _: None
         self._chains: dict[str, _Chain] = {}
+        self.due: dict[str, int] = {}
+        """By request: with how many tokens there is something to save; `computed` does nothing before."""
         self._held: dict[int, tuple[list[int], int, list[bytes]]] = {}  # blocks, workers to report, keys
         self._held_blocks = 0
         self._saving: set[bytes] = set()
@@ -64,6 +66,7 @@ class PoolScheduler:
     def arrived(self, request_id: str, hashes: Sequence[bytes]) -> None:
         """Begin to ask the pool for a request's prompt; `hashes` are the engine's."""
         chain = self._chains[request_id] = _Chain(len(self._keys.groups))
+        self._set_due(request_id, chain)
         self._extend(chain, hashes)
         self._lookups.ask(request_id, chain.keys)
 
@@ -78,6 +81,7 @@ class PoolScheduler:
         tokens = self._lookups.answer(request_id).tokens
         for group, shape in enumerate(self._keys.groups):
             chain.saved[group] = max(chain.saved[group], (tokens or 0) // shape.block_tokens)
+        self._set_due(request_id, chain)
         return tokens
 
     def pause(self) -> None:
@@ -107,6 +111,7 @@ class PoolScheduler:
                 chain.loading = False
                 if request_id in failed:
                     chain.failed, chain.saved = True, [0] * len(chain.saved)
+                    self._set_due(request_id, chain)
 
     def computed(
         self,
@@ -119,7 +124,7 @@ class PoolScheduler:
 
         Where they are too many to be held: the first ones now, the others after later steps."""
         chain = self._chains.get(request_id)
-        if chain is None or not self._fills_any(chain, num_tokens):
+        if chain is None or num_tokens < self.due[request_id]:
             return
         full = self._affordable(chain, hashes, num_tokens)
         if all(end <= begin for end, begin in zip(full, chain.saved, strict=True)):
@@ -132,6 +137,7 @@ class PoolScheduler:
             wanted = [index for index in range(chain.saved[group], end) if keys[index] not in self._saving]
             spans.append(_span(group, keys, ids[group], wanted))
         chain.saved = [max(end, begin) for end, begin in zip(full, chain.saved, strict=True)]
+        self._set_due(request_id, chain)
         self._save(tuple(span for span in spans if span.keys))
 
     def finished(self, request_id: str, hashes: Sequence[bytes] = (), num_tokens: int = 0) -> None:
@@ -140,6 +146,7 @@ class PoolScheduler:
         chain = self._chains.pop(request_id, None)
         if chain is None:
             return
+        del self.due[request_id]
         if chain.loading:
             self._cancels.append(request_id)
         for shape, saved in zip(self._keys.groups, chain.saved, strict=True):
@@ -167,8 +174,9 @@ class PoolScheduler:
 
     def forget_saved(self) -> None:
         """Take it that the pool is empty now."""
-        for chain in self._chains.values():
+        for request_id, chain in self._chains.items():
             chain.saved = [0] * len(chain.saved)
+            self._set_due(request_id, chain)
 
     def take_orders(self) -> PoolOrders:
         """Return this step's orders and begin anew."""
@@ -196,12 +204,9 @@ class PoolScheduler:
         for group, known in enumerate(chain.keys):
             known.extend(self._keys.of_blocks(group, hashes, first=len(known)))
 
-    def _fills_any(self, chain: _Chain, num_tokens: int) -> bool:
-        """Whether so many tokens fill a block that is not saved: in most steps of an answer they do not."""
-        for shape, saved in zip(self._keys.groups, chain.saved, strict=True):
-            if num_tokens >= (saved + 1) * shape.block_tokens:
-                return True
-        return False
+    def _set_due(self, request_id: str, chain: _Chain) -> None:
+        pairs = zip(self._keys.groups, chain.saved, strict=True)
+        self.due[request_id] = min((saved + 1) * shape.block_tokens for shape, saved in pairs)
 
     def _affordable(self, chain: _Chain, hashes: Sequence[bytes], num_tokens: int) -> list[int]:
         """Return up to which block of each group to save: to the last full one, or where the most tokens end
