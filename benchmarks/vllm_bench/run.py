@@ -40,19 +40,21 @@ class Run:
         """A prompt that shares nothing with others."""
         return [self._random.randrange(300, 2000) for _ in range(count)]
 
-    def start(self, kv: Mapping[str, Any] | None, environ: Mapping[str, str] | None = None) -> LabEngine:
+    def start(
+        self, kv: Mapping[str, Any] | None, environ: Mapping[str, str] | None = None, **llm: Any
+    ) -> LabEngine:
         """An engine with this KV transfer configuration of vLLM's, warmed up."""
-        engine = self.lab.start(None, kv=kv, environ=environ, model=str(self.model), **ENGINE)
+        engine = self.lab.start(None, kv=kv, environ=environ, model=str(self.model), **{**ENGINE, **llm})
         for _ in range(2):
             self.ask(engine, self.tokens(600), max_tokens=8)
         self.forget(engine)
         return engine
 
-    def ours(self, cluster: Path, role: str = "kv_both") -> LabEngine:
+    def ours(self, cluster: Path, role: str = "kv_both", **llm: Any) -> LabEngine:
         """An engine with our connector, attached to the node of a cluster."""
         options = {"cluster.directory": str(cluster), "log.level": "warning"}
         return self.start(
-            {"kv_connector": "KVFerryConnector", "kv_role": role, "kv_connector_extra_config": options}
+            {"kv_connector": "KVFerryConnector", "kv_role": role, "kv_connector_extra_config": options}, **llm
         )
 
     def ask(self, engine: LabEngine, prompt: Sequence[int], max_tokens: int = 1, **more: Any) -> Timed:
