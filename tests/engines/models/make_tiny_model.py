@@ -2,7 +2,7 @@
 
 Run with an interpreter that has torch, transformers and tokenizers:
 
-    python make_tiny_model.py OUT_DIR [--layers 4] [--kv-heads 4] [--sliding-window 128] [--mla] [--seed 0]
+    python make_tiny_model.py OUT_DIR [--layers 4] [--kv-heads 4] [--sliding-window 128] [--seed 0]
 
 Plain random weights answer every prompt with one repeated token, which would hide wrong KV. The queries are
 scaled up (peaked attention) and so is the attention output, which makes greedy output varied and dependent on
@@ -51,7 +51,7 @@ def make_tokenizer(out: Path, vocab_size: int, max_positions: int) -> int:
 
 
 def make_config(options: argparse.Namespace, vocab_size: int) -> tuple[Any, type[Any]]:
-    """The model's configuration and class: Llama, Gemma3 with alternating layer kinds, or DeepSeek V2."""
+    """The model's configuration and class: Llama, or Gemma3 with alternating layer kinds."""
     common: dict[str, Any] = {
         "vocab_size": vocab_size,
         "hidden_size": options.hidden,
@@ -78,32 +78,9 @@ def make_config(options: argparse.Namespace, vocab_size: int) -> tuple[Any, type
             layer_types=kinds,
         )
         return config, Gemma3ForCausalLM
-    if options.mla:
-        return make_latent_config(options, common)
     from transformers import LlamaConfig, LlamaForCausalLM
 
     return LlamaConfig(**common), LlamaForCausalLM
-
-
-def make_latent_config(options: argparse.Namespace, common: dict[str, Any]) -> tuple[Any, type[Any]]:
-    """DeepSeek V2 without experts: latent attention (MLA), whose cache is one vector for each token."""
-    from transformers import DeepseekV2Config, DeepseekV2ForCausalLM
-
-    del common["head_dim"]
-    config = DeepseekV2Config(
-        **{**common, "num_key_value_heads": options.heads},
-        first_k_dense_replace=options.layers,
-        n_routed_experts=2,
-        n_shared_experts=1,
-        num_experts_per_tok=1,
-        moe_intermediate_size=options.inter,
-        q_lora_rank=None,
-        kv_lora_rank=64,
-        qk_nope_head_dim=32,
-        qk_rope_head_dim=32,
-        v_head_dim=32,
-    )
-    return config, DeepseekV2ForCausalLM
 
 
 def fill_weights(model: Any, seed: int, embedding_std: float) -> None:
@@ -139,7 +116,6 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--vocab", type=int, default=2048)
     parser.add_argument("--max-positions", type=int, default=4096)
     parser.add_argument("--sliding-window", type=int, default=0, help="N > 0: two KV-cache groups")
-    parser.add_argument("--mla", action="store_true", help="one latent vector a token instead of heads")
     parser.add_argument("--seed", type=int, default=0)
     return parser.parse_args()
 

@@ -30,10 +30,10 @@ _FLAGS = (
 )  # fmt: skip
 
 
-def make_model(folder: Path, *flags: str) -> Path:
+def make_model(folder: Path) -> Path:
     """Make the tiny model in `folder`."""
     subprocess.run(
-        [sglang_python(), _MODEL, folder, *flags],
+        [sglang_python(), _MODEL, folder],
         env=cpu_environment(),
         check=True,
         timeout=300,

@@ -3,18 +3,14 @@ prefill/decode disaggregation run with `--device cpu`, on SGLang's unchanged pac
 
 Host memory is not pinned, which needs a driver, nor kept free by the GiB; the copies between pools, which
 SGLang imports for accelerators only, are those of `sgl_kernel.kvcacheio` here; pages are hashed in Python,
-without a compiler; senders take indices without a CUDA event; plain PyTorch is enough attention for a draft
-model.
+without a compiler; senders take indices without a CUDA event.
 """
 
 from __future__ import annotations
 
-import copy
 import importlib
 from collections.abc import Callable
 from typing import Any
-
-import torch
 
 
 def activate() -> None:
@@ -40,33 +36,7 @@ def activate() -> None:
     from sglang.srt.disaggregation.mooncake.conn import MooncakeKVSender
 
     MooncakeKVSender.supports_host_tensor_indices = False
-    attention = "sglang.srt.layers.attention.torch_native_backend.TorchNativeAttnBackend.forward_extend"
-    HookRegistry.register(attention, _verified, HookType.AROUND)
-    factory = "sglang.srt.speculative.draft_utils.DraftBackendFactory.create_draft_extend_backend"
-    HookRegistry.register(factory, _of_draft, HookType.AROUND)
 
 
 def _unpinned(original: Callable[..., None], *args: Any, **kwargs: Any) -> None:
     original(*args, **{**kwargs, "pin_memory": False})
-
-
-def _verified(original: Callable[..., Any], backend: Any, *args: Any, **kwargs: Any) -> Any:
-    """Attention of drafts that are verified, which are chains: as of any other tokens behind a prefix."""
-    batch = kwargs["forward_batch"] if "forward_batch" in kwargs else args[4]
-    if batch.forward_mode.is_target_verify():
-        batch = copy.copy(batch)
-        batch.extend_prefix_lens = batch.seq_lens
-        batch.extend_seq_lens = torch.full_like(batch.seq_lens, batch.spec_info.draft_token_num)
-        batch.seq_lens = batch.seq_lens + batch.extend_seq_lens
-        args = (*args[:4], batch, *args[5:]) if len(args) > 4 else args
-        kwargs = {**kwargs, "forward_batch": batch} if "forward_batch" in kwargs else kwargs
-    return original(backend, *args, **kwargs)
-
-
-def _of_draft(_original: Callable[..., Any], factory: Any) -> Any:
-    """The draft model's attention: SGLang has none in plain PyTorch."""
-    from sglang.srt.layers.attention.torch_native_backend import TorchNativeAttnBackend
-
-    backend = TorchNativeAttnBackend(factory.draft_model_runner)
-    backend.prefill_attention_backend_str = backend.decode_attention_backend_str = "torch_native"
-    return backend

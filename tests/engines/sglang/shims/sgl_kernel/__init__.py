@@ -1,7 +1,6 @@
 """For CPU runs in tests only: stands in for SGLang's kernels, which exist for accelerators and AVX512 alone.
 
-A dense model needs one function of them on a CPU, with a draft model some more. Any other name can be
-imported, and raises when called.
+A dense model needs one function of them on a CPU. Any other name can be imported, and raises when called.
 """
 
 from __future__ import annotations
@@ -11,24 +10,6 @@ from typing import Any
 
 import torch
 
-from .speculative import (
-    assign_draft_cache_locs_contiguous_cpu,
-    assign_extend_cache_locs_cpu,
-    build_tree_kernel_efficient_cpu,
-    fill_accept_out_cache_loc_cpu,
-    fill_bonus_tokens_cpu,
-    verify_tree_greedy_cpu,
-)
-
-__all__ = [
-    "assign_draft_cache_locs_contiguous_cpu",
-    "assign_extend_cache_locs_cpu",
-    "assign_req_to_token_pool_cpu",
-    "build_tree_kernel_efficient_cpu",
-    "fill_accept_out_cache_loc_cpu",
-    "fill_bonus_tokens_cpu",
-    "verify_tree_greedy_cpu",
-]
 __version__ = "0+cpu"
 
 
