@@ -6,6 +6,7 @@ import click
 
 from kvferry.cli.using import TIMEOUT_S, admin_url, ask, node_flags
 from kvferry.config import Config
+from kvferry.errors import UnavailableError
 
 
 @click.command("drain")
@@ -22,8 +23,9 @@ def command(*, config: Config, admin: str | None, timeout_s: int) -> int:
     Exit code 0: others hold all of it. 1: some had to be left behind.
     """
     base = admin_url(config, admin)
-    left = int(
-        ask(config, base, f"/drain?timeout_s={timeout_s}", timeout_s + TIMEOUT_S, method="POST")["left"]
-    )
+    answer = ask(config, base, f"/drain?timeout_s={timeout_s}", timeout_s + TIMEOUT_S, method="POST")
+    left = answer.get("left")
+    if not isinstance(left, int):
+        raise UnavailableError(f"{base} is no node's HTTP interface")
     click.echo(f"drained, {left} object(s) left behind", err=True)
     return 1 if left else 0

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import logging
+import threading
 from collections.abc import Iterator
 from contextlib import ExitStack
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
 import pytest
@@ -99,3 +101,19 @@ def test_a_lone_node_cannot_hand_on_what_it_holds(
     with NodeChild(tmp_path, "--dram", "16MiB"):
         assert main(["put", "stays", source]) == 0
         assert main(["drain", "--timeout", "1"]) == 1
+
+
+def test_who_is_no_node_cannot_be_drained(capsys: pytest.CaptureFixture[str]) -> None:
+    class Other(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            self.send_response(200)
+            self.end_headers()
+            self.wfile.write(b"{}")
+
+    with HTTPServer(("127.0.0.1", 0), Other) as server:
+        answering = threading.Thread(target=server.handle_request)
+        answering.start()
+        url = f"http://127.0.0.1:{server.server_port}"
+        assert main(["drain", "--admin", url]) == 2
+        answering.join()
+    assert f"{url} is no node's HTTP interface" in capsys.readouterr().err
