@@ -189,6 +189,20 @@ def test_latent_caches_are_handed_off_streamed_and_pooled(lab: Lab, tmp_path: Pa
         assert prefill.metric(HITS) - before == 2 * 800  # vLLM computes the last token of a whole block anew
 
 
+@pytest.mark.slow
+def test_latent_caches_of_other_ranks(lab: Lab, extent: Any) -> None:
+    """Each of two ranks has a copy of all latents: one is read, and both are written."""
+    if not extent.long:
+        pytest.skip("two workers that import vLLM anew: --long")
+    latent = {"model": str(model_folder("mla")), "options": {"pool.enabled": "off"}}
+    with (
+        lab.engine("kv_both", tensor_parallel_size=2, **latent) as ranks,
+        lab.engine("kv_both", **latent) as whole,
+    ):
+        hand_off(ranks, whole, numbered(3, 150))
+        hand_off(whole, ranks, numbered(3, 150, seed=1), ranks=2)
+
+
 def test_recurrent_states_are_handed_off(lab: Lab) -> None:
     """Falcon H1: Mamba 2 beside attention. The prefill engine leaves the last token out; the decode engine
     goes on from the one state that stands for all before it."""
