@@ -16,6 +16,7 @@ from typing import Any
 from tools.client import metrics
 from tools.servers import Server, free_port
 
+from engines.harness import until
 from engines.sglang.environment import cpu_environment, sglang_python
 
 PAGE = 16
@@ -61,11 +62,16 @@ def sglang_server(
 
 
 def prefill_server(name: str, model: Path, logs: Path, *flags: str, **options: Any) -> Server:
-    """A prefill server that computes long prompts in chunks, and keeps prefixes in the pool. As a decode
-    server, if it becomes one, it would never be idle without `_RADIX_FLAGS`.
+    """A prefill server that computes long prompts in chunks."""
+    chunks = ("--chunked-prefill-size", str(CHUNK))
+    return sglang_server(name, model, logs, "prefill", *chunks, *flags, **options)
+
+
+def pooling_server(name: str, model: Path, logs: Path, *flags: str, **options: Any) -> Server:
+    """A prefill server that keeps prefixes in the pool. As a decode server, if it becomes one, it would never
+    be idle without `_RADIX_FLAGS`.
     """
-    ours = ("--chunked-prefill-size", str(CHUNK), *_POOL_FLAGS, *_READING_FLAGS, *_RADIX_FLAGS)
-    return sglang_server(name, model, logs, "prefill", *ours, *flags, **options)
+    return prefill_server(name, model, logs, *_POOL_FLAGS, *_READING_FLAGS, *_RADIX_FLAGS, *flags, **options)
 
 
 def decode_server(name: str, model: Path, logs: Path, *flags: str, **options: Any) -> Server:
@@ -79,9 +85,9 @@ def offloading_server(name: str, model: Path, logs: Path, *flags: str, **options
     return sglang_server(name, model, logs, "decode", *offload, *flags, **options)
 
 
-def switching(bootstrap_port: int) -> tuple[str, ...]:
-    """Flags of a server whose role can be changed."""
-    return ("--enable-pd-role-switch", "--disaggregation-bootstrap-port", str(bootstrap_port))
+def bootstrap(port: int) -> tuple[str, ...]:
+    """Flags of a server that others find at this port."""
+    return ("--disaggregation-bootstrap-port", str(port))
 
 
 def make_model(folder: Path, prompts: Sequence[str] = PROMPTS) -> list[dict[str, Any]]:
@@ -183,6 +189,15 @@ def change_role(server: Server, role: str) -> bool:
     return status == 200
 
 
+def assert_idle_and_well(pair: Pair) -> None:
+    """All servers run, none has a request, and a request gets the right answer."""
+    for server in pair.servers:
+        until(lambda server=server: flush(server), f"{server.name} being idle", timeout_s=180.0)
+    status, answer = pair.ask(PROMPTS[2])
+    assert status == 200, answer
+    assert answer["output_ids"] == pair.answers[2]["tokens"]
+
+
 def held_tokens(server: Server) -> float:
     """How many tokens of a server's KV pool are in use, as it last said."""
     return metrics(server.url).total("sglang:num_used_tokens")
@@ -193,6 +208,8 @@ __all__ = [
     "PAGE",
     "PROMPTS",
     "Pair",
+    "assert_idle_and_well",
+    "bootstrap",
     "change_role",
     "decode_server",
     "flush",
@@ -200,7 +217,7 @@ __all__ = [
     "held_tokens",
     "make_model",
     "offloading_server",
+    "pooling_server",
     "post",
     "prefill_server",
-    "switching",
 ]

@@ -18,20 +18,11 @@ from tools.servers import Server, free_port, router_server
 
 from engines.harness import running, until
 from engines.sglang.environment import sglang_python
-from engines.sglang_pd.servers import MAX_TOKENS, PAGE, PROMPTS, Pair, change_role, flush, post
+from engines.sglang_pd.servers import MAX_TOKENS, PROMPTS, Pair, assert_idle_and_well, flush, post
 
 MIXED_S = 240.0  # for one request to be answered and one to fail
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(900)]  # the first starts the servers
-
-
-def assert_idle_and_well(pair: Pair) -> None:
-    """All servers run, none has a request, and a request gets the right answer."""
-    for server in pair.servers:
-        until(lambda server=server: flush(server), f"{server.name} being idle", timeout_s=180.0)
-    status, answer = pair.ask(PROMPTS[2])
-    assert status == 200, answer
-    assert answer["output_ids"] == pair.answers[2]["tokens"]
 
 
 @pytest.mark.parametrize("number", range(len(PROMPTS)))
@@ -84,50 +75,6 @@ def test_heads_are_split_between_two_ranks_and_failures_stay_with_their_requests
         if (outcomes == {200, 500} and number == shortest) or time.monotonic() > end_s:
             break
     assert outcomes == {200, 500}
-    assert_idle_and_well(pair)
-
-
-def test_what_a_decode_server_generated_comes_from_the_pool(pair: Pair) -> None:
-    """Two ranks put it there, each its heads; the prefill server has one rank, and takes both."""
-    prompt = [at * at * 31 % 1500 + 3 for at in range(4 * PAGE + 5)]
-    count, later = 4 * PAGE, 8  # tokens that are generated; those that are generated again
-    end_s = time.monotonic() + MIXED_S
-    while True:  # this server's requests fail at times
-        status, answer = pair.ask(prompt, decode=pair.other, max_tokens=count)
-        if status == 200 or time.monotonic() > end_s:
-            break
-    assert status == 200, answer
-    tokens = answer["output_ids"]
-    turn = prompt + tokens[:-later]
-
-    def from_pool() -> int:
-        until(lambda: flush(pair.prefill), "the prefill server being idle", timeout_s=180.0)
-        prefill, decode = pair.begin(turn, max_tokens=later)
-        status, answer = decode.result(180)
-        assert status == 200, answer
-        assert answer["output_ids"] == tokens[-later:]
-        return int(prefill.result(180)[1]["meta_info"]["cached_tokens_details"]["storage"])
-
-    until(lambda: from_pool() == len(turn) // PAGE * PAGE, "all whole pages come from the pool", 180)
-
-
-def test_servers_change_their_roles(pair: Pair) -> None:
-    roles = {"prefill": "decode", "decode": "prefill"}
-    for back in (False, True):
-        for name, role in roles.items():
-            server: Server = getattr(pair, name)
-            until(
-                lambda server=server, role=name if back else role: change_role(server, role),
-                f"{name} changing its role",
-                timeout_s=180.0,
-            )
-        both = {} if back else {"prefill": pair.decode, "decode": pair.prefill}
-        prefill, decode = pair.begin(PROMPTS[3], **both)
-        status, answer = decode.result(180)
-        assert status == 200, answer
-        assert answer["output_ids"] == pair.answers[3]["tokens"]
-    # What the prefill server had put into the pool before is still there.
-    assert prefill.result(180)[1]["meta_info"]["cached_tokens_details"]["storage"] > 0
     assert_idle_and_well(pair)
 
 
