@@ -3,6 +3,7 @@
     hicache_cases.py save       # fills the pool, then ends
     hicache_cases.py load       # an engine that starts with empty caches finds everything again
     hicache_cases.py save CASE  # one of them
+    hicache_cases.py fetch CASE # the same as load, from another host
 
 Both make the same prompts and the same random bytes for their KV cache, from the case's name. Each case is a
 line of JSON: {"case", "error"}. The engine is SGLang's own kit for tests of its tree.
@@ -257,6 +258,17 @@ def load(case: Case) -> None:
         assert engine.load() == len(engine.prompt)
 
 
+def fetch(case: Case) -> None:
+    """As `load`, from another host, whose node may be suspected for a moment if the machine stands still."""
+    with running(case) as engine:
+        deadline, tries = time.monotonic() + SOON_S, 1
+        while engine.prefetch(f"r{tries}") != len(engine.prompt):
+            assert time.monotonic() < deadline, f"nothing, or not all, in {tries} tries"
+            tries += 1
+            time.sleep(0.5)
+        assert engine.load() == len(engine.prompt)
+
+
 def nothing_of_others(case: Case) -> None:
     """An engine that differs in one thing finds nothing of what this case has saved."""
     others = [
@@ -415,7 +427,7 @@ def main() -> None:
     mode, wanted = sys.argv[1], sys.argv[2:]
     for case in CASES:
         if not wanted or case.name in wanted:
-            run(f"{mode} {case.name}", {"save": save, "load": load}[mode], case)
+            run(f"{mode} {case.name}", {"save": save, "load": load, "fetch": fetch}[mode], case)
     page_first = next(case for case in CASES if case.name == "full page_first")
     for name, job in OTHERS.items() if mode == "load" and not wanted else ():
         run(name, job, page_first)

@@ -93,10 +93,10 @@ def test_an_engine_on_another_host_finds_the_same_bytes(tmp_path: Path) -> None:
     cases = ("full page_first", "sliding layer_first")
     with joined_hosts(tmp_path) as world:
         results: dict[str, str] = {}
-        for mode, site in (("save", world.near), ("load", world.far)):
+        for mode, site in (("save", world.near), ("fetch", world.far)):
             directory = Path(site.settings["cluster.directory"])
             said = run(mode, directory, *cases, prefix=site.host.prefix, env=site.environment)
             results = {**results, **said, "log": f"{results.get('log', '')}\n{said['log']}"}
     for case in cases:
         check(results, f"save {case}")
-        check(results, f"load {case}")
+        check(results, f"fetch {case}")
