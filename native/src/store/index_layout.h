@@ -26,7 +26,7 @@ namespace kvferry::store {
 using SharedWord = std::atomic<std::uint64_t>;
 static_assert(SharedWord::is_always_lock_free && sizeof(SharedWord) == 8, "shared words must not need a lock");
 
-inline constexpr std::uint64_t kIndexMagic = 0x315844494656'4BULL;  // "KVFIDX1" in memory order
+inline constexpr std::uint64_t kIndexMagic = 0x325844494656'4BULL;  // "KVFIDX2" in memory order
 inline constexpr std::uint32_t kMaxPlaces = 8;                      // runs of memory of one object
 inline constexpr std::uint64_t kNeverExpires = (1ull << 48) - 1;
 inline constexpr std::uint64_t kMaxObjectBytes = (1ull << 48) - 1;
