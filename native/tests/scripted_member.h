@@ -6,6 +6,7 @@
 
 #include <atomic>
 #include <functional>
+#include <mutex>
 #include <thread>
 
 #include "store_cluster.h"
@@ -21,7 +22,8 @@ class ScriptedMember final : public Handler {
   std::function<void(const Drop&)> on_drop;
   std::function<void(const Find&)> on_find;
   std::atomic<std::uint64_t> view{0};  // fingerprint of the members that it knows
-  std::atomic<int> announces{0}, asked_for_all{0};
+  std::atomic<int> announces{0}, asked_for_all{0}, pings{0};
+  std::atomic<Announce::Said> says_to_fresh{Announce::Said::kTaken}, says_to_held{Announce::Said::kTaken};
   std::atomic<bool> heard_settled{false};
   std::atomic<bool> counts_on_it{true};  // as it says to the node's PINGs
 
@@ -49,6 +51,9 @@ class ScriptedMember final : public Handler {
     ASSERT_TRUE(call(attach).ok());
     tell_all({});
   }
+  void leave() {  // ends its connection to the node; that of the node to it stays
+    if (const auto peer = rpc_->engine().peer(connection_)) peer->close();
+  }
   template <typename Request>
   Result<Received<Request>> call(const Request& request) {
     return rpc_->call(connection_, request, deadline_in(kPatience));
@@ -67,6 +72,17 @@ class ScriptedMember final : public Handler {
     EXPECT_TRUE(call(Announce{false, fingerprint_, {}}).ok());
     return said;
   }
+  // What it heard of removals so far: to whom they are said, and of each whether it was put again.
+  struct HeardRemoval {
+    Removed::To to = Removed::To::kKeep;
+    ObjectId id;
+    bool again = false;
+    bool operator==(const HeardRemoval&) const = default;
+  };
+  std::vector<HeardRemoval> removals() const {
+    const std::lock_guard lock(mutex_);
+    return removals_;
+  }
   void say_settled() { EXPECT_TRUE(call(Announce{false, fingerprint_, {}}).ok()); }
   static Announce::Item item(std::string_view key, std::string_view value) {
     return {TestClient::id_of(key), digest_of_text(value), value.size(), 1};
@@ -83,6 +99,7 @@ class ScriptedMember final : public Handler {
         return reply<Attach>(request, std::move(answer));
       }
       case Type::kPing:
+        ++pings;
         return reply<Ping>(request, Ping::Answer{view, true, counts_on_it});
       case Type::kMemberList:
         ++asked_for_all;
@@ -93,6 +110,8 @@ class ScriptedMember final : public Handler {
         return take(request, on_retract);
       case Type::kDrop:
         return take(request, on_drop);
+      case Type::kRemoved:
+        return take_removed(request);
       case Type::kFind: {
         KVF_ASSIGN_OR_RETURN(const Find find, decode_request<Find>(request.body));
         if (on_find) on_find(find);
@@ -116,6 +135,12 @@ class ScriptedMember final : public Handler {
     if (heard) heard(message);
     return reply<Message>(request, {});
   }
+  Result<Bytes> take_removed(const Request& request) {
+    KVF_ASSIGN_OR_RETURN(const Removed removed, decode_request<Removed>(request.body));
+    const std::lock_guard lock(mutex_);
+    for (const auto& item : removed.items) removals_.push_back({removed.to, item.id, item.again});
+    return reply<Removed>(request, {});
+  }
   Result<Bytes> take_announce(const Request& request) {
     KVF_ASSIGN_OR_RETURN(const Announce announce, decode_request<Announce>(request.body));
     if (announce.settled_view == fingerprint_) heard_settled = true;
@@ -123,12 +148,15 @@ class ScriptedMember final : public Handler {
       ++announces;
       if (on_announce) on_announce(announce);
     }
+    const Announce::Said said = announce.fresh || announce.put_again ? says_to_fresh : says_to_held;
     Announce::Answer answer;
-    for (std::size_t i = 0; i < announce.items.size(); ++i) answer.results.push_back({Announce::Said::kTaken, 1});
+    for (std::size_t i = 0; i < announce.items.size(); ++i) answer.results.push_back({said, 1});
     return reply<Announce>(request, std::move(answer));
   }
 
   std::atomic<std::uint64_t> fingerprint_{0}, connection_{0};
+  mutable std::mutex mutex_;
+  std::vector<HeardRemoval> removals_;  // guarded by mutex_
   std::unique_ptr<RpcEndpoint> rpc_;
 };
 

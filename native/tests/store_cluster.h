@@ -165,7 +165,21 @@ class TestCluster {
       if (node) node->set_members(view_, living());
     }
   }
+  // As if that one were gone; it learns nothing.
+  void tell_all_but(std::size_t index) {
+    ++view_;
+    for (std::size_t i = 0; i < nodes_.size(); ++i) {
+      if (nodes_[i] && i != index) nodes_[i]->set_members(view_, living_but(index));
+    }
+  }
+  std::vector<Member> living_but(std::size_t index) const {
+    std::vector<Member> out = living();
+    std::erase_if(out, [&](const Member& one) { return one.node_id == members_[index].node_id; });
+    return out;
+  }
   void kill(std::size_t index) { nodes_[index].reset(); }
+  bool lives(std::size_t index) const { return nodes_[index] != nullptr; }
+  std::size_t size() const { return nodes_.size(); }
   NodeImpl& node(std::size_t index) { return *nodes_[index]; }
   const Member& member(std::size_t index) const { return members_[index]; }
   std::size_t index_of(const NodeId& id) const {

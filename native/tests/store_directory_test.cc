@@ -32,9 +32,9 @@ TEST(Directory, KeepsOneDigestPerId) {
   EXPECT_EQ(again.holders, 2u);
   EXPECT_EQ(directory.announce(object(1), 1).holders, 2u);
   EXPECT_EQ(directory.announce(object(1, 2), 2).added, Added::kConflict);
-  EXPECT_EQ(directory.claim(object(1, 2, true), [] { FAIL(); }), Added::kConflict);
+  EXPECT_EQ(directory.claim(object(1, 2, true), [] { FAIL(); }).added, Added::kConflict);
   bool committed = false;
-  EXPECT_EQ(directory.claim(object(1), [&] { committed = true; }), Added::kTaken);
+  EXPECT_EQ(directory.claim(object(1), [&] { committed = true; }).added, Added::kTaken);
   EXPECT_TRUE(committed);
 }
 

@@ -35,7 +35,7 @@ class StorePause : public ScriptedPair {
     EXPECT_FALSE(reader_->knows_all());
     ASSERT_TRUE(soon([&] { return in_place(kept_) && in_place(gone_); }));
     scripted_.counts_on_it = false;
-    node_->pulse().pretend_pause();
+    node_->pulse().distrust();
   }
   bool in_place(const std::string& key) {
     const ObjectId id = TestClient::id_of(key);
@@ -105,11 +105,25 @@ TEST_F(StorePause, WhatTheNodeHeldYieldsToWhatOthersPutMeanwhile) {
   EXPECT_TRUE(node_holds(kept_));
 }
 
+// It runs, and the other one has ended its connection to it, and answers all the same: it was slow, and is passed over.
+TEST_F(StorePause, ANodeThatWasGivenUpAsSlowSaysNothingUntilItIsCountedOnAgain) {
+  meet();
+  ASSERT_TRUE(soon([&] { return client_.put(real(), kept_, "value").status.ok() && node_knows(kept_); }));
+  ASSERT_TRUE(soon([&] { return scripted_.pings > 1; }));  // it is counted on
+  scripted_.counts_on_it = false;
+  scripted_.leave();
+  EXPECT_TRUE(soon([&] { return !node_->pulse().vouches(); }));
+  EXPECT_EQ(answers_to(Exists{{TestClient::id_of(kept_)}}), std::vector<Code>{Code::kUnavailable});
+  scripted_.join(real());
+  count_on_it();
+  EXPECT_TRUE(soon([&] { return node_knows(kept_); }));
+}
+
 TEST_F(StorePause, ALoneNodeSpeaksForItselfAtAnyTime) {
   const Member alone = member_of(*node_, "real");
   client_.know({alone});
   ASSERT_TRUE(client_.put(alone, kept_, "value").status.ok());
-  node_->pulse().pretend_pause();
+  node_->pulse().distrust();
   EXPECT_TRUE(node_->pulse().vouches());
   EXPECT_EQ(client_.text(kept_), "value");
 }

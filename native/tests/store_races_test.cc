@@ -26,7 +26,7 @@ TEST_F(StoreRaces, DoubtOfAnOldEntryLeavesTheOneAfterARemoval) {
   scripted_.on_find = [&](const Find&) {
     if (step_.exchange(1) != 0) return;
     EXPECT_TRUE((*other_.ask(real(), Remove{{TestClient::id_of(key_)}}))->results.at(0).ok());
-    EXPECT_EQ(scripted_.announce(key_, "new", true), Announce::Said::kTaken);
+    EXPECT_EQ(scripted_.announce(key_, "new", true), Announce::Said::kTakenAgain);
   };  // and says that it holds nothing, as it was when it was asked
   meet();
   key_ = key_of(real());

@@ -84,11 +84,12 @@ void for_each_sample(Visit&& visit) {
   visit(Exists{{id}}, Result<Exists::Answer>(Exists::Answer{9, {true}}));
   visit(Match{{id, other}}, Result<Match::Answer>(Match::Answer{9, 1}));
   visit(Find{{id, other}}, Result<Find::Answer>(Find::Answer{{{held, true}, {std::nullopt, false}}}));
-  visit(Announce{true, 9, {{id, digest, 3, 2}}},
+  visit(Announce{true, 9, {{id, digest, 3, 2}}, true},
         Result<Announce::Answer>(Announce::Answer{{{Announce::Said::kConflict, 1}}}));
   visit(Retract{{id}}, Result<None>(None{}));
   visit(Remove{{id}}, Result<Statuses>(Statuses{{Status(), Status(Code::kUnavailable, "node x")}}));
   visit(Drop{{id}}, Result<None>(None{}));
+  visit(Removed{Removed::To::kOwner, {{id, milliseconds(7), true}}}, Result<None>(None{}));
   visit(Pull{sample_node(2), {id}, true, true, milliseconds(7)}, Result<Statuses>(Statuses{{Status()}}));
   visit(Prefetch{{id}, milliseconds(7)}, Result<None>(None{}));
   visit(List{"tenant", "k", "a", 10}, Result<List::Answer>(List::Answer{{info}, true}));

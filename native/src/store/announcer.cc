@@ -140,23 +140,15 @@ std::vector<Announcer::Debt*> Announcer::due(const ClusterView& view) {
   return out;
 }
 
-// Whoever is told all hears first that it begins: what was said before that does not count any more.
+// Whoever is told all hears first that it begins: what was said before that does not count any more. What was removed
+// comes before what is held: the owner may hold it still, or believe whoever missed it.
 bool Announcer::begin(const ClusterView& view, const Debt& debt) {
-  if (!debt.all) return true;
-  Announce begins;
-  begins.settled_view = Announce::kTellsAll;
-  return send(debt.link, begins) && hand_over_removals(view, debt.link);
-}
-
-// What was removed while its owner was away, and this node acted as such: the owner may hold it still.
-bool Announcer::hand_over_removals(const ClusterView& view, const std::shared_ptr<MemberLink>& link) {
-  const auto ids = core_.directory.removed([&](const ObjectId& id) { return view.owner(id) == link; });
-  for (std::size_t first = 0; first < ids.size(); first += kMaxIds) {
-    const auto part = std::span(ids).subspan(first, std::min(kMaxIds, ids.size() - first));
-    if (!core_.cluster->call(link, Drop{{part.begin(), part.end()}}, deadline_in(kPatience)).ok()) return false;
-    core_.directory.forget_removed(part);
+  if (debt.all) {
+    Announce begins;
+    begins.settled_view = Announce::kTellsAll;
+    if (!send(debt.link, begins)) return false;
   }
-  return true;
+  return removals_.hand_over(view, debt.link, debt.all) && removals_.entrust(view, debt.link);
 }
 
 void Announcer::pay_debts() {
@@ -209,14 +201,28 @@ bool Announcer::send(const std::shared_ptr<MemberLink>& link, const Announce& an
   const auto answer = core_.cluster->call(link, announce, deadline_in(kPatience));
   if (!answer.ok() || (*answer)->results.size() != announce.items.size()) return false;
   core_.counters.add(NodeCounters::kAnnounced, announce.items.size());
+  return take_answer(link, announce, **answer);
+}
+
+bool Announcer::take_answer(const std::shared_ptr<MemberLink>& link, const Announce& announce,
+                            const Announce::Answer& answer) {
+  Announce again;
+  again.put_again = true;
   for (std::size_t i = 0; i < announce.items.size(); ++i) {
-    const Announce::Said said = (*answer)->results[i].said;
+    const Announce::Item& item = announce.items[i];
+    const Announce::Said said = answer.results[i].said;
     if (said == Announce::Said::kTaken) continue;
-    core_.store->remove(announce.items[i].id);
-    const bool removed = said == Announce::Said::kRemoved;
-    core_.counters.add(removed ? NodeCounters::kDroppedRemoved : NodeCounters::kDroppedConflicts);
+    if (said == Announce::Said::kTakenAgain) {
+      core_.put_again.put(item.id, Clock::now());
+    } else if (said == Announce::Said::kRemoved && !announce.put_again && core_.put_again.find(item.id)) {
+      again.items.push_back(item);  // by its lights: it was away when this was put
+    } else {
+      core_.store->remove(item.id);
+      const bool removed = said == Announce::Said::kRemoved;
+      core_.counters.add(removed ? NodeCounters::kDroppedRemoved : NodeCounters::kDroppedConflicts);
+    }
   }
-  return true;
+  return again.items.empty() || send(link, again);
 }
 
 // Those that must be told again.

@@ -13,13 +13,13 @@
 #include <vector>
 
 #include "engine/thread_group.h"
-#include "store/node_core.h"
+#include "store/removals.h"
 
 namespace kvferry::store {
 
 class Announcer {
  public:
-  explicit Announcer(NodeCore& core) : core_(core) {}
+  Announcer(NodeCore& core, Removals& removals) : core_(core), removals_(removals) {}
   ~Announcer() { close(); }
   Status start();
   void close();
@@ -54,12 +54,13 @@ class Announcer {
   bool announce_held(const std::shared_ptr<const ClusterView>& view, const std::vector<Debt*>& debts);
   bool flush(Debt& debt);
   bool send(const std::shared_ptr<MemberLink>& link, const Announce& announce);
-  bool hand_over_removals(const ClusterView& view, const std::shared_ptr<MemberLink>& link);
+  bool take_answer(const std::shared_ptr<MemberLink>& link, const Announce& announce, const Announce::Answer& answer);
   std::vector<ObjectId> tell_owners(const std::vector<ObjectId>& ids);
   std::vector<ObjectId> tell_here(const std::shared_ptr<MemberLink>& owner, std::vector<Announce::Item> items);
   std::vector<ObjectId> tell_gone(const std::shared_ptr<MemberLink>& owner, std::vector<ObjectId> ids);
 
   NodeCore& core_;
+  Removals& removals_;
   std::map<NodeId, Debt> debts_;  // by the thread
   std::mutex mutex_;
   std::condition_variable changed_;

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <thread>
+#include <utility>
 
 #include "base/log.h"
 #include "store/rendezvous.h"
@@ -166,6 +167,14 @@ std::vector<NodeId> Cluster::untold() const {
   return out;
 }
 
+void Cluster::closed_by(const NodeId& node) {
+  const auto link = view()->find(node);
+  if (!link || link->is_self || !link->is_up()) return;
+  if (link->settled == MemberLink::kMustTell) return;  // it never counted on us
+  link->closed = true;
+  wake();
+}
+
 void Cluster::expect(const NodeId& node) {
   const auto link = view()->find(node);
   if (!link || link->is_up() || link->expected.exchange(true)) return;
@@ -257,7 +266,7 @@ void Cluster::run() {
     }
     if (pause_) {
       next = std::min(next, now + kCatchUpPing / 2);
-      if (has_caught_up(*view) || now - pause_->noticed >= kLongestCatchUp) pulse_.caught_up(*pause_);
+      if (has_caught_up(*view) || now - pause_->noticed >= kLongestCatchUp) go_on(*view);
     }
     threads_.reap();
     lock.lock();
@@ -271,7 +280,7 @@ void Cluster::note_pause(const ClusterView& view) {
   const bool fresh = pause && (!pause_ || pause_->number != pause->number);
   pause_ = pause;
   if (!fresh || view.links.size() < 2) return;
-  log_event(LogLevel::kInfo, "stood_still", {{"ms", pause->length.count()}});
+  if (pause->length.count() > 0) log_event(LogLevel::kInfo, "stood_still", {{"ms", pause->length.count()}});
   forgive_until_ = pause->noticed + options_.suspect_after;
   for (const auto& link : view.links) {
     if (link->is_up()) continue;
@@ -291,10 +300,27 @@ bool Cluster::has_caught_up(const ClusterView& view) const {
   });
 }
 
+void Cluster::go_on(const ClusterView& view) {
+  for (const auto& link : view.links) {
+    const bool heard = link->is_self || (link->is_up() && link->confirmed_at >= pause_->noticed);
+    if (!heard && callbacks_.on_missed) callbacks_.on_missed(link->member.node_id);
+  }
+  pulse_.caught_up(*pause_);
+}
+
 bool Cluster::must_ask_at_once(const MemberLink& link) const { return pause_ && link.confirmed_at < pause_->noticed; }
+
+// It passes this node over, and may have removed what it holds without it. What it said before is out of date, too.
+void Cluster::given_up_by(const std::shared_ptr<MemberLink>& link) {
+  link->confirmed_at = {};
+  if (pulse_.pause()) return;
+  log_event(LogLevel::kWarning, "given_up", {{"by", link->member.node_id.to_string()}});
+  pulse_.distrust();
+}
 
 void Cluster::take_pong(const std::shared_ptr<MemberLink>& link, const Ping::Answer& answer, Clock::time_point now) {
   link->heard_at = now;
+  if (std::exchange(link->doubted, false)) given_up_by(link);
   if (answer.counts_on_you && answer.view == view()->fingerprint) link->confirmed_at = link->sent_at;
 }
 
@@ -330,8 +356,9 @@ void Cluster::check_ping(const std::shared_ptr<MemberLink>& link, std::uint64_t 
   }
   if (!link->ping) {
     const milliseconds pause = must_ask_at_once(*link) ? kCatchUpPing : options_.suspect_after / 4;
-    if (now - link->pinged_at < pause) return;
-    link->pinged_at = link->sent_at = now;
+    if (!link->closed && now - link->pinged_at < pause) return;
+    link->doubted = link->closed.exchange(false) || link->doubted;
+    link->pinged_at = link->sent_at = Clock::now();
     link->ping = rpc_.start(handle, Ping{}, now + kPingSend);
     return;
   }
@@ -381,6 +408,7 @@ Status Cluster::connect(const std::shared_ptr<MemberLink>& link) {
   }
   set_refusal(node, {});
   link->heard_at = Clock::now();
+  link->closed = false;
   link->handle.store(peer->handle(), std::memory_order_release);
   link->reported = false;
   incidents_.fetch_add(1, std::memory_order_acq_rel);

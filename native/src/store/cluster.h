@@ -61,6 +61,8 @@ struct MemberLink {  // one member, for as long as it is one
   std::atomic<bool> connecting{false};
   std::atomic<bool> expected{false};  // it lives: connect to it at once
   std::atomic<bool> reported{false};  // as suspected, since it was up last
+  std::atomic<bool> closed{false};    // it ended its connection to us, and has not been asked since
+  bool doubted = false;               // by the cluster's thread: the PING under way asks why
 };
 
 struct ClusterView {  // immutable
@@ -90,6 +92,7 @@ class Cluster {
   struct Callbacks {
     std::function<void(const std::shared_ptr<MemberLink>&)> on_up;  // connected and admitted: tell it all that it owns
     std::function<void(const NodeId&)> on_suspect;                  // once per incident
+    std::function<void(const NodeId&)> on_missed;  // this node stood still, and goes on without having heard of it
   };
 
   Cluster(RpcEndpoint& rpc, Pulse& pulse, Options options, Callbacks callbacks);
@@ -150,6 +153,8 @@ class Cluster {
   // Grows whenever a member goes down, comes up, or must tell all anew.
   std::uint64_t incidents() const { return incidents_.load(std::memory_order_acquire); }
   void lost(std::uint64_t handle);  // a connection ended; of a member or not
+  // It ended the connection that it had made to us. If it answers all the same, it has given this node up.
+  void closed_by(const NodeId& node);
   // Until each member of the view is up or known to be down, at most for suspect_after.
   void await_known(const ClusterView& view, Deadline deadline) const;
   void wake();
@@ -159,8 +164,8 @@ class Cluster {
   // Whoever is asked these may have to ask a member that does not answer, for as long as it takes to find that out, or
   // others what it missed while it stood still.
   template <typename Request>
-  static constexpr bool kWaitsForOthers =
-      std::is_same_v<Request, Announce> || std::is_same_v<Request, Lookup> || std::is_same_v<Request, Find>;
+  static constexpr bool kWaitsForOthers = std::is_same_v<Request, Announce> || std::is_same_v<Request, Lookup> ||
+                                          std::is_same_v<Request, Find> || std::is_same_v<Request, Removed>;
   static constexpr int kOthersTurn = 3;
 
   static bool is_silence(const Status& status, bool patient) {
@@ -172,9 +177,11 @@ class Cluster {
   Clock::time_point look_after(const std::shared_ptr<MemberLink>& link, Clock::time_point now);
   void check_ping(const std::shared_ptr<MemberLink>& link, std::uint64_t handle, Clock::time_point now);
   void take_pong(const std::shared_ptr<MemberLink>& link, const Ping::Answer& answer, Clock::time_point now);
+  void given_up_by(const std::shared_ptr<MemberLink>& link);
   bool must_ask_at_once(const MemberLink& link) const;
   void note_pause(const ClusterView& view);
   bool has_caught_up(const ClusterView& view) const;
+  void go_on(const ClusterView& view);
   void start_connecting(const std::shared_ptr<MemberLink>& link);
   Status connect(const std::shared_ptr<MemberLink>& link);
   void report(const std::shared_ptr<MemberLink>& link, const Status& why);

@@ -34,10 +34,10 @@ Result<Decoder> after_header(ByteView body, Type type, bool is_answer) {
 
 std::string_view type_name(Type type) {
   constexpr std::array<std::string_view, static_cast<std::size_t>(Type::kLast) + 1> kNames{
-      "NONE",    "ATTACH", "DETACH",   "MEMBER_LIST", "MEMBERS",    "PING",    "PUT_INLINE",
-      "RESERVE", "COMMIT", "ABORT",    "PUT_FROM",    "GET_INLINE", "PIN",     "UNPIN",
-      "LOOKUP",  "EXISTS", "MATCH",    "FIND",        "ANNOUNCE",   "RETRACT", "REMOVE",
-      "DROP",    "PULL",   "PREFETCH", "LIST",        "WITH_TAG",   "STATS",   "DRAIN"};
+      "NONE",   "ATTACH",   "DETACH",   "MEMBER_LIST", "MEMBERS", "PING",  "PUT_INLINE", "RESERVE",
+      "COMMIT", "ABORT",    "PUT_FROM", "GET_INLINE",  "PIN",     "UNPIN", "LOOKUP",     "EXISTS",
+      "MATCH",  "FIND",     "ANNOUNCE", "RETRACT",     "REMOVE",  "DROP",  "PULL",       "PREFETCH",
+      "LIST",   "WITH_TAG", "STATS",    "DRAIN",       "REMOVED"};
   const auto index = static_cast<std::size_t>(type);
   return index < kNames.size() ? kNames[index] : kNames[0];
 }

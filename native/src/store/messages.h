@@ -61,7 +61,8 @@ enum class Type : std::uint8_t {
   kWithTag,
   kStats,
   kDrain,
-  kLast = kDrain,
+  kRemoved,
+  kLast = kRemoved,
 };
 std::string_view type_name(Type type);
 
@@ -351,7 +352,8 @@ struct Find {  // what the node itself holds
 
 struct Announce {  // a holder to the owner of the ids
   static constexpr Type kType = Type::kAnnounce;
-  enum class Said : std::uint8_t { kTaken = 0, kConflict = 1, kRemoved = 2, kLast = kRemoved };
+  // kTakenAgain: it had been removed, so that whoever missed the put may say that it is removed.
+  enum class Said : std::uint8_t { kTaken = 0, kConflict = 1, kRemoved = 2, kTakenAgain = 3, kLast = kTakenAgain };
   struct Item {
     ObjectId id;
     ContentDigest digest;
@@ -373,7 +375,9 @@ struct Announce {  // a holder to the owner of the ids
   // Not 0: the sender has announced all that it must for these members; kTellsAll: it begins to announce all.
   std::uint64_t settled_view = 0;
   std::vector<Item> items;
-  KVF_FIELDS(codec.all(self.fresh, self.settled_view), codec.list(self.items, kMaxIds))
+  // Held, not fresh, and put after they had been removed: the receiver, which says that they are removed, missed that.
+  bool put_again = false;
+  KVF_FIELDS(codec.all(self.fresh, self.settled_view), codec.list(self.items, kMaxIds), codec.field(self.put_again))
 };
 
 struct Retract {  // a holder to the owner: it holds these no more
@@ -400,6 +404,25 @@ struct Drop {  // owner to holder
   using Answer = None;
   std::vector<ObjectId> ids;
   KVF_FIELDS(codec.list(self.ids, kMaxIds))
+};
+
+struct Removed {  // what was removed lately, so that it stays so
+  static constexpr Type kType = Type::kRemoved;
+  using Answer = None;
+  enum class To : std::uint8_t {
+    kKeep = 0,   // from the owner, for the case that it dies
+    kOwner = 1,  // to the owner, from whoever owned them before
+    kLast = kOwner
+  };
+  struct Item {
+    ObjectId id;
+    milliseconds ago{0};
+    bool again = false;  // and it was put since
+    KVF_FIELDS(codec.all(self.id, self.ago, self.again))
+  };
+  To to = To::kKeep;
+  std::vector<Item> items;  // in order
+  KVF_FIELDS(codec.field(self.to), codec.list(self.items, kMaxIds))
 };
 
 // The node asked fetches the objects into its memory. The one primitive of replication, repair, drain, demotion and of
@@ -497,7 +520,8 @@ struct Drain {
   APPLY(List)                     \
   APPLY(WithTag)                  \
   APPLY(Stats)                    \
-  APPLY(Drain)
+  APPLY(Drain)                    \
+  APPLY(Removed)
 
 struct MessageHeader {
   Type type = Type::kPing;

@@ -16,6 +16,10 @@ bool NodeCore::is_authoritative(const ClusterView& view, const ObjectId& id) con
   return view.owner(id)->is_self && is_settled(view) && pulse.vouches();
 }
 
+bool NodeCore::hears_all(const ClusterView& view, const ObjectId& id) const {
+  return is_authoritative(view, id) && std::ranges::all_of(view.links, [](const auto& link) { return link->is_up(); });
+}
+
 std::vector<std::span<const std::byte>> NodeCore::readable(const std::vector<Place>& places) const {
   std::vector<std::span<const std::byte>> out;
   for (const Place& place : places) out.emplace_back(memory(place));

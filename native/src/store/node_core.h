@@ -19,6 +19,7 @@
 namespace kvferry::store {
 
 struct NodeCore {
+  static constexpr std::size_t kMostPutAgain = 1u << 16;
   explicit NodeCore(NodeOptions node_options)
       : options(std::move(node_options)),
         pulse(options.suspect_after),
@@ -32,6 +33,8 @@ struct NodeCore {
   Directory directory;
   PutLedger puts;
   PendingClaims claims;
+  // Put here after they had been removed: whoever missed that may say so.
+  RecentIds put_again{kMostPutAgain};
   std::unique_ptr<RpcEndpoint> rpc;
   std::unique_ptr<LocalStore> store;
   std::unique_ptr<Sessions> sessions;
@@ -49,6 +52,8 @@ struct NodeCore {
   // This node owns the id, and all members that answer have told it what they hold: what it does not know is nowhere.
   bool is_authoritative(const ClusterView& view, const ObjectId& id) const;
   bool is_settled(const ClusterView& view) const;
+  // This node owns the id, and all members are up and have told it all: nobody acts as its owner instead.
+  bool hears_all(const ClusterView& view, const ObjectId& id) const;
   std::span<std::byte> memory(const Place& place) const {
     return arena_memory[place.arena].subspan(place.offset, place.length);
   }

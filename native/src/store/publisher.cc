@@ -139,7 +139,10 @@ void Publisher::claim_here(const ClusterView& view, std::span<Claim*> claims, De
       refuse(claim, conflict());
       continue;
     }
-    const auto added = core_.directory.claim(claim.object, [&] { (void)commit(claim); });
+    claim.object.alone = claim.object.fresh && !core_.hears_all(view, claim.object.id);
+    const auto [added, holders, again] = core_.directory.claim(claim.object, [&] { (void)commit(claim); });
+    if (again) removals_.tell_soon();
+    if (again && claim.done && claim.status.ok()) core_.put_again.put(claim.object.id, Clock::now());
     if (added == Directory::Added::kConflict) refuse(claim, conflict());
     if (added == Directory::Added::kRemoved) refuse(claim, {Code::kNotFound, "it was removed meanwhile"});
     const auto others = core_.directory.find(claim.object.id);
@@ -156,6 +159,9 @@ void Publisher::settle(Claim& claim, const Announce::Done& done) {
       return refuse(claim, conflict());
     case Announce::Said::kRemoved:
       return refuse(claim, {Code::kNotFound, "it was removed meanwhile"});
+    case Announce::Said::kTakenAgain:
+      core_.put_again.put(claim.object.id, Clock::now());
+      break;
     case Announce::Said::kTaken:
       break;
   }

@@ -25,8 +25,8 @@ struct Claim {
 
 class Publisher {
  public:
-  Publisher(NodeCore& core, Finder& finder, Announcer& announcer)
-      : core_(core), finder_(finder), announcer_(announcer) {}
+  Publisher(NodeCore& core, Finder& finder, Announcer& announcer, Removals& removals)
+      : core_(core), finder_(finder), announcer_(announcer), removals_(removals) {}
 
   // True: nobody else need be asked, publish() would not wait.
   bool is_quick(std::span<const Claim> claims) const;
@@ -47,6 +47,7 @@ class Publisher {
   NodeCore& core_;
   Finder& finder_;
   Announcer& announcer_;
+  Removals& removals_;
 };
 
 }  // namespace kvferry::store

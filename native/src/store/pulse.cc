@@ -72,10 +72,10 @@ void Pulse::note_pause_locked(std::chrono::milliseconds length) {
   behind_.store(true, std::memory_order_release);
 }
 
-void Pulse::pretend_pause() {
+void Pulse::distrust() {
   {
     const std::lock_guard lock(mutex_);
-    note_pause_locked(std::chrono::milliseconds(longest_ms_));
+    note_pause_locked(std::chrono::milliseconds(0));
     show_locked();
   }
   stood_still_();

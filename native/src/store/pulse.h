@@ -3,7 +3,8 @@
 // within the time after which others take it for dead. Whoever is about to say that something is here looks afterwards
 // how long ago that was: what was looked up before a pause is never told after it. From then on the node catches up:
 // every member must have confirmed, after the pause, that it counts on this node and has told it all.
-// Clients of this host, who read without asking, find the same in the header of the index. Thread-safe.
+// The same when it is given up although it runs. Clients of this host, who read without asking, find the same in the
+// header of the index. Thread-safe.
 #pragma once
 
 #include <atomic>
@@ -24,8 +25,8 @@ class Pulse {
  public:
   struct Pause {
     std::uint64_t number = 0;
-    Clock::time_point noticed{};  // when it was over
-    std::chrono::milliseconds length{};
+    Clock::time_point noticed{};         // when it was over
+    std::chrono::milliseconds length{};  // 0: there was none, see distrust()
   };
 
   // A pause that is shorter than three quarters of `suspect_after` counts as none.
@@ -42,7 +43,7 @@ class Pulse {
   // Since a pause after which it has not caught up yet.
   std::optional<Pause> pause() const;
   void caught_up(const Pause& pause);  // if there was none since
-  void pretend_pause();                // for tests
+  void distrust();                     // as after a pause: another node has given this one up although it runs
 
  private:
   void run();

@@ -15,8 +15,9 @@ enum Pools : std::size_t { kLocal = 0, kFetch = 1, kWork = 2, kRoom = 3, kLong =
 Service::Service(NodeCore& core)
     : core_(core),
       finder_(core),
-      announcer_(core),
-      publisher_(core, finder_, announcer_),
+      removals_(core),
+      announcer_(core, removals_),
+      publisher_(core, finder_, announcer_, removals_),
       fetcher_(core, finder_, publisher_),
       replicator_(core, fetcher_),
       puts_(core, publisher_, fetcher_, replicator_),
@@ -28,6 +29,7 @@ Status Service::start() {
   if (core_.options.demote_to_remote) {
     core_.store->on_demote([this](const ObjectId& id) { return caretaker_.demote(id); });
   }
+  KVF_RETURN_IF_ERROR(removals_.start());
   KVF_RETURN_IF_ERROR(announcer_.start());
   KVF_RETURN_IF_ERROR(caretaker_.start());
   judge_quick_puts();
@@ -37,6 +39,7 @@ Status Service::start() {
 void Service::close() {
   caretaker_.close();
   announcer_.close();
+  removals_.close();
 }
 
 // The pools and what their requests wait for: kLocal for this node's disk and for quick answers; kFetch for kLocal of
@@ -69,6 +72,7 @@ void Service::lost(std::uint64_t peer, const Status&) {
   if (session->who != Attach::Who::kNode) return;
   judge_quick_puts();
   if (session->by_us) return;
+  core_.cluster->closed_by(session->home);
   // What it would have told us it may have told another: only it knows. If it is back already, it tells all anyway.
   if (core_.sessions->made_by(session->home).empty()) core_.cluster->must_tell(session->home);
 }
@@ -78,7 +82,8 @@ Status Service::may_ask(const Asker& asker, Type type) {
                     type == Type::kMemberList;
   if (open) return {};
   if (!asker.session) return {Code::kPermissionDenied, "attach first"};
-  const bool node_only = type == Type::kAnnounce || type == Type::kRetract || type == Type::kDrop;
+  const bool node_only =
+      type == Type::kAnnounce || type == Type::kRetract || type == Type::kDrop || type == Type::kRemoved;
   if (node_only && asker.session->who != Attach::Who::kNode) {
     return {Code::kPermissionDenied, std::string(type_name(type)) + " is for nodes"};
   }
@@ -134,8 +139,9 @@ Service::Speaks Service::speaks(Type type) {
   }
 }
 
-Status Service::stood_still() {
-  return {Code::kUnavailable, "the node stood still, and is asking the others what was removed meanwhile"};
+Status Service::not_trusted() {
+  return {Code::kUnavailable,
+          "the node stood still, or was given up, and is asking the others what was removed meanwhile"};
 }
 
 bool Service::await_pulse(bool wait) {
@@ -150,14 +156,16 @@ Result<std::optional<Bytes>> Service::dispatch(const Asker& asker, const Message
     return std::optional<Bytes>(encode_refusal(header, may));
   }
   if (header.type == Type::kPutFrom && !wait) return std::optional<Bytes>();  // always waits: not decoded twice
-  const Speaks of_own = speaks(header.type);
+  // What a node that is drained still holds goes to other nodes, whose owners say what was removed meanwhile.
+  const bool moves_away = core_.draining && asker.session && asker.session->who == Attach::Who::kNode;
+  const Speaks of_own = moves_away ? Speaks::kNot : speaks(header.type);
   if (of_own != Speaks::kNot && !await_pulse(wait)) {
-    return wait ? std::optional<Bytes>(encode_refusal(header, stood_still())) : std::nullopt;
+    return wait ? std::optional<Bytes>(encode_refusal(header, not_trusted())) : std::nullopt;
   }
   auto done = answer(asker, header, body, wait);
   const bool told = done.ok() && *done;
   if (!told || of_own != Speaks::kInAnswer || core_.pulse.vouches()) return done;
-  return std::optional<Bytes>(encode_refusal(header, stood_still()));  // pins that were made end with their lease
+  return std::optional<Bytes>(encode_refusal(header, not_trusted()));  // pins that were made end with their lease
 }
 
 Result<std::optional<Bytes>> Service::answer(const Asker& asker, const MessageHeader& header, ByteView body,
@@ -185,6 +193,7 @@ Result<std::optional<Bytes>> Service::answer(const Asker& asker, const MessageHe
     KVF_RUN(Retract)
     KVF_RUN(Remove)
     KVF_RUN(Drop)
+    KVF_RUN(Removed)
     KVF_RUN(Pull)
     KVF_RUN(Prefetch)
     KVF_RUN(List)
@@ -263,6 +272,7 @@ bool Service::set_members(std::uint64_t number, std::vector<Member> members) {
 // With core_.members_mutex.
 bool Service::take_members(std::uint64_t number, std::vector<Member> members) {
   auto before = core_.cluster->view();
+  if (number > before->number || before->number == 0) removals_.inherit(members);
   if (!core_.cluster->set_members(number, std::move(members))) return false;
   const auto now = core_.cluster->view();
   for (const auto& link : before->links) {
@@ -285,6 +295,14 @@ void Service::member_up(const std::shared_ptr<MemberLink>& link) {
   announcer_.member_up(link);
   caretaker_.wake();
 }
+
+void Service::stood_still() {
+  core_.put_again.clear();  // what was removed meanwhile may be among it
+  core_.cluster->wake();
+}
+
+// What it gave this node to keep may have been put again without its word.
+void Service::missed(const NodeId& member) { core_.directory.kept().forget_of(member); }
 
 void Service::make_hot(const ObjectId& id, const NodeId& reader) {
   caretaker_.push([this, id, reader] {

@@ -30,6 +30,8 @@ class Service final : public Handler {
 
   bool set_members(std::uint64_t view, std::vector<Member> members);
   void member_up(const std::shared_ptr<MemberLink>& link);
+  void stood_still();                 // or was given up
+  void missed(const NodeId& member);  // it was not heard of since
   std::uint64_t drain(Deadline deadline);
   NodeStats stats() const;
 
@@ -71,6 +73,7 @@ class Service final : public Handler {
   Answered<Retract> on(const Asker& asker, const Retract& retract, Wait wait);
   Answered<Remove> on(const Asker& asker, const Remove& remove, Wait wait);
   Answered<Drop> on(const Asker& asker, const Drop& drop, Wait wait);
+  Answered<Removed> on(const Asker& asker, const Removed& removed, Wait wait);
   Answered<Pull> on(const Asker& asker, const Pull& pull, Wait wait);
   Answered<Prefetch> on(const Asker& asker, const Prefetch& prefetch, Wait wait);
   Answered<List> on(const Asker& asker, const List& list, Wait wait);
@@ -86,20 +89,27 @@ class Service final : public Handler {
   void judge_quick_puts();
   // Until this node may speak of what it holds; not for long, and not at all without `wait`.
   bool await_pulse(bool wait);
-  static Status stood_still();
+  static Status not_trusted();
   bool take_members(std::uint64_t number, std::vector<Member> members);
   Status admit(const Attach& attach) const;
   void admit_node(const NodeId& node);
   std::vector<Status> remove_everywhere(const std::vector<ObjectId>& ids);
+  void keep(const NodeId& owner, const Removed& removed);
+  void own(const Removed& removed);
   std::vector<Status> drop_at(const ClusterView& view, const std::vector<ObjectId>& ids,
                               const std::map<NodeId, std::vector<std::size_t>>& by_holder);
   void did_not_hear(const NodeId& holder);
-  Announce::Done enter(const Directory::Announced& object, HolderIndex holder);
+  std::vector<Directory::Announced> announced(const ClusterView& view, const Announce& announce) const;
+  bool takes_others(const ClusterView& view, const Announce& announce,
+                    std::span<const Directory::Announced> objects) const;
+  void tell_put_again(const Announce::Answer& answer, Wait wait);
+  Announce::Done enter(const Directory::Announced& object, HolderIndex holder, bool fresh);
   void yield_to(const Directory::Announced& object);
   void make_hot(const ObjectId& id, const NodeId& reader);
 
   NodeCore& core_;
   Finder finder_;
+  Removals removals_;
   Announcer announcer_;
   Publisher publisher_;
   Fetcher fetcher_;

@@ -76,10 +76,12 @@ Service::Answered<Detach> Service::on(const Asker& asker, const Detach&, Wait) {
   return Result<None>(None{});
 }
 
-// Nodes learn the members from their own source. That one tells us means that we are new to it, or were away.
+// Nodes learn the members from their own source. That one tells us means that we are new to it, or were away, or did
+// not hear what it removed.
 Service::Answered<MemberList> Service::on(const Asker& asker, const MemberList&, Wait) {
   if (asker.session && asker.session->who == Attach::Who::kNode) {
     const auto link = core_.cluster->view()->find(asker.session->home);
+    core_.put_again.clear();
     if (link && link->is_up()) announcer_.member_up(link);
   }
   return Result<None>(None{});
@@ -159,41 +161,70 @@ Service::Answered<Find> Service::on(const Asker&, const Find& find, Wait) {
 
 // ---- between nodes
 
+std::vector<Directory::Announced> Service::announced(const ClusterView& view, const Announce& announce) const {
+  const bool put = announce.fresh || announce.put_again;
+  std::vector<Directory::Announced> out;
+  for (const Announce::Item& item : announce.items) {
+    const bool alone = put && !core_.hears_all(view, item.id);
+    out.push_back({item.id, item.digest, item.bytes, item.replicas, put, alone});
+  }
+  return out;
+}
+
+// Whether others have to be asked, or told that something was put again.
+bool Service::takes_others(const ClusterView& view, const Announce& announce,
+                           std::span<const Directory::Announced> objects) const {
+  return std::ranges::any_of(objects, [&](const Directory::Announced& object) {
+    return (announce.fresh && publisher_.needs_asking(view, object)) ||
+           (object.fresh && core_.directory.is_removed(object.id));
+  });
+}
+
+// Before the put is answered, if that may wait: what was put again must not be taken for removed when this node dies.
+void Service::tell_put_again(const Announce::Answer& answer, Wait wait) {
+  if (std::ranges::count(answer.results, Announce::Said::kTakenAgain, &Announce::Done::said) == 0) return;
+  if (wait) {
+    removals_.tell();
+  } else {
+    removals_.tell_soon();
+  }
+}
+
 Service::Answered<Announce> Service::on(const Asker& asker, const Announce& announce, Wait wait) {
   const NodeId& holder = asker.session->home;
   // A put must not fail because of what this node would not have any more, had it not stood still.
   if (announce.fresh && !await_pulse(wait)) {
     if (!wait) return std::nullopt;
-    return stood_still();
+    return not_trusted();
   }
   const auto view = core_.cluster->view();
-  std::vector<Directory::Announced> objects;
-  bool doubtful = false;
-  for (const Announce::Item& item : announce.items) {
-    objects.push_back({item.id, item.digest, item.bytes, item.replicas, announce.fresh});
-    doubtful = doubtful || (announce.fresh && publisher_.needs_asking(*view, objects.back()));
-  }
-  if (doubtful && !wait) return std::nullopt;
+  const std::vector<Directory::Announced> objects = announced(*view, announce);
+  if (!wait && takes_others(*view, announce, objects)) return std::nullopt;
   std::vector<bool> conflicts(objects.size(), false);
-  if (doubtful) conflicts = publisher_.find_conflicts(*view, objects, holder, deadline_in(core_.cluster->patience()));
+  if (wait && announce.fresh) {
+    conflicts = publisher_.find_conflicts(*view, objects, holder, deadline_in(core_.cluster->patience()));
+  }
+  if (announce.settled_view == Announce::kTellsAll) core_.directory.kept().forget_of(holder);
   Announce::Answer answer;
   const HolderIndex index = core_.names.of(holder);
   for (std::size_t i = 0; i < objects.size(); ++i) {
     Announce::Done& done = answer.results.emplace_back();
     done.said = Announce::Said::kConflict;
-    if (!conflicts[i]) done = enter(objects[i], index);
+    if (!conflicts[i]) done = enter(objects[i], index, announce.fresh);
   }
+  tell_put_again(answer, wait);
   if (announce.settled_view == 0) return Result<Announce::Answer>(std::move(answer));
   core_.cluster->set_settled(holder, announce.settled_view);
   caretaker_.wake();
   return Result<Announce::Answer>(std::move(answer));
 }
 
-Announce::Done Service::enter(const Directory::Announced& object, HolderIndex holder) {
-  if (!object.fresh) yield_to(object);
+Announce::Done Service::enter(const Directory::Announced& object, HolderIndex holder, bool fresh) {
+  if (!fresh) yield_to(object);
   const auto said = core_.directory.announce(object, holder);
   Announce::Done done;
-  done.said = said.added == Directory::Added::kTaken     ? Announce::Said::kTaken
+  const Announce::Said taken = said.again ? Announce::Said::kTakenAgain : Announce::Said::kTaken;
+  done.said = said.added == Directory::Added::kTaken     ? taken
               : said.added == Directory::Added::kRemoved ? Announce::Said::kRemoved
                                                          : Announce::Said::kConflict;
   const std::uint32_t own = core_.store->find(object.id) ? 1 : 0;
@@ -218,8 +249,56 @@ Service::Answered<Retract> Service::on(const Asker& asker, const Retract& retrac
 }
 
 Service::Answered<Drop> Service::on(const Asker&, const Drop& drop, Wait) {
-  for (const ObjectId& id : drop.ids) (void)core_.store->remove(id);
+  for (const ObjectId& id : drop.ids) {
+    core_.put_again.erase(id);
+    (void)core_.store->remove(id);
+  }
   return Result<None>(None{});
+}
+
+Service::Answered<Removed> Service::on(const Asker& asker, const Removed& removed, Wait wait) {
+  if (removed.to == Removed::To::kKeep) {  // in the order in which they come: no thread may overtake another
+    keep(asker.session->home, removed);
+    return Result<None>(None{});
+  }
+  if (!wait) return std::nullopt;
+  own(removed);
+  return Result<None>(None{});
+}
+
+void Service::keep(const NodeId& owner, const Removed& removed) {
+  const Clock::time_point now = Clock::now();
+  for (const Removed::Item& item : removed.items) {
+    if (item.again) {
+      core_.directory.kept().keep_as_put_again(owner, item.id, now - item.ago);
+    } else {
+      core_.directory.kept().keep(owner, item.id, now - item.ago);
+    }
+  }
+}
+
+// Another one owned them until now, or acted as their owner. Whoever announced them meanwhile missed the removal.
+void Service::own(const Removed& removed) {
+  const auto view = core_.cluster->view();
+  const Clock::time_point now = Clock::now();
+  std::vector<ObjectId> ids;
+  std::map<NodeId, std::vector<std::size_t>> by_holder;
+  for (const Removed::Item& item : removed.items) {
+    // It took its time to come. What was put then is rather kept.
+    const Clock::time_point when = now - item.ago - core_.cluster->patience();
+    const auto put = core_.put_again.find(item.id);
+    if (!item.again && put && *put > when) continue;
+    const auto drop = [&] {
+      core_.put_again.erase(item.id);
+      (void)core_.store->remove(item.id);
+    };
+    const auto holders = core_.directory.take_over({item.id, when, item.again}, drop);
+    if (!holders) continue;
+    for (const HolderIndex holder : *holders) by_holder[core_.names.node(holder)].push_back(ids.size());
+    ids.push_back(item.id);
+  }
+  (void)drop_at(*view, ids, by_holder);
+  if (!ids.empty()) removals_.tell_soon();
 }
 
 Service::Answered<Remove> Service::on(const Asker&, const Remove& remove, Wait wait) {
@@ -236,6 +315,7 @@ std::vector<Status> Service::remove_everywhere(const std::vector<ObjectId>& ids)
   for (std::size_t i = 0; i < ids.size(); ++i) {
     const bool sure = core_.is_authoritative(*view, ids[i]);
     const auto [holders, again] = core_.directory.remove(ids[i], now);
+    core_.put_again.erase(ids[i]);
     (void)core_.store->remove(ids[i]);
     for (const HolderIndex holder : holders) by_holder[core_.names.node(holder)].push_back(i);
     for (const auto& link : view->links) {
@@ -246,6 +326,7 @@ std::vector<Status> Service::remove_everywhere(const std::vector<ObjectId>& ids)
   }
   core_.counters.add(NodeCounters::kRemoved, ids.size());
   auto dropped = drop_at(*view, ids, by_holder);
+  removals_.tell();
   // Whoever announced it anew before it was told may have dropped that, too.
   std::vector<ObjectId> doubtful;
   std::ranges::copy_if(ids, std::back_inserter(doubtful), [&](const auto& id) { return core_.directory.contains(id); });
@@ -370,7 +451,7 @@ NodeStats Service::stats() const {
   for (const auto& link : view->links) {
     if (!link->is_up()) stats.degraded.push_back("member " + link->member.node_id.to_string() + " does not answer");
   }
-  if (!core_.pulse.vouches()) stats.degraded.push_back(stood_still().message());
+  if (!core_.pulse.vouches()) stats.degraded.push_back(not_trusted().message());
   if (core_.draining) stats.degraded.push_back("draining");
   return stats;
 }

@@ -61,7 +61,7 @@ DRAM = {"type": "dram", "capacity": 1 << 30}
         ([{**DRAM, "path": "/x"}], "type dram has no path"),
         ([{**DRAM, "transfer": "pread"}], "not pread"),
         ([{**DRAM, "size": 1}], 'level 1 has an unknown field "size"; expected one of type, name, capacity'),
-        ([{**DRAM, "capcity": 1}], 'level 1 has an unknown field "capcity", did you mean capacity?'),
+        ([{**DRAM, "capazity": 1}], 'level 1 has an unknown field "capazity", did you mean capacity?'),
         ([{**DRAM, "type": "drm"}], 'level 1 has an unknown type "drm", did you mean dram?'),
         ([{**DRAM, "type": "zzz"}], 'unknown type "zzz"; expected one of dram, remote_dram, ssd'),
         ([DRAM, {"type": "remote"}], 'level 2 has an unknown type "remote", did you mean remote_dram?'),
