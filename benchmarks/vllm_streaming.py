@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 ROOT = Path(__file__).resolve().parents[1]
-sys.path[:0] = [str(ROOT), str(ROOT / "tests"), str(ROOT / "core")]
+sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
 
 from benchmarks.transfer_bench import report  # noqa: E402
 from benchmarks.transfer_bench.rows import Row, table, write_json, write_page  # noqa: E402

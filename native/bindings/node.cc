@@ -126,19 +126,27 @@ void bind_stats(py::module_& module) {
 }
 
 // `callback` is called from a thread of the node's, which takes the interpreter lock for it.
-void on_suspect(Node& self, py::typing::Callable<void(std::string)> callback) {
+std::function<void(const NodeId&)> told(py::typing::Callable<void(std::string)> callback, const char* what) {
   const auto shared = std::shared_ptr<py::function>(new py::function(std::move(callback)), [](py::function* function) {
     const py::gil_scoped_acquire locked;
     delete function;
   });
-  self.on_suspect([shared](const NodeId& node) {
+  return [shared, what](const NodeId& node) {
     const py::gil_scoped_acquire locked;
     try {
       (*shared)(node.to_string());
     } catch (py::error_already_set& error) {
-      error.discard_as_unraisable("a callback of Node.on_suspect");
+      error.discard_as_unraisable(what);
     }
-  });
+  };
+}
+
+void on_suspect(Node& self, py::typing::Callable<void(std::string)> callback) {
+  self.on_suspect(told(std::move(callback), "a callback of Node.on_suspect"));
+}
+
+void on_heard(Node& self, py::typing::Callable<void(std::string)> callback) {
+  self.on_heard(told(std::move(callback), "a callback of Node.on_heard"));
 }
 
 }  // namespace
@@ -152,6 +160,7 @@ void bind_node(py::module_& module, Blocking& blocking) {
       .def_property_readonly("node_id", [](const Node& self) { return self.node_id().to_string(); })
       .def_property_readonly("endpoint", &Node::endpoint)
       .def("on_suspect", &on_suspect, py::arg("callback"))
+      .def("on_heard", &on_heard, py::arg("callback"))
       .def("error", [](const Node& self) { return to_exception(self.status()); });
   blocking.note("Node.__init__");
   blocking.def(

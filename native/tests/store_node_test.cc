@@ -299,6 +299,20 @@ TEST(StoreNode, AMemberThatJoinsLearnsOnlyWhatItOwnsAndNothingIsEverAbsent) {
   EXPECT_LT(told, kKeys * 2u / 3);  // a third, but for chance and for what was told twice
 }
 
+TEST(StoreNode, OneThatIsPassedOverIsHeardOfAndTakenBack) {
+  std::atomic<int> heard{0};  // these outlive the nodes, which use them
+  NodeId passed_over;
+  TestCluster cluster(3);
+  ASSERT_TRUE(cluster.settle());
+  passed_over = cluster.member(2).node_id;
+  cluster.node(0).on_heard([&](const NodeId& node) { heard += node == passed_over ? 1 : 1000; });
+  cluster.tell_all_but(2);
+  EXPECT_TRUE(soon([&] { return heard > 0; }));
+  EXPECT_LT(heard, 1000);
+  cluster.tell();
+  EXPECT_TRUE(cluster.settle());
+}
+
 TEST(StoreNode, AMemberThatIsSuspectedIsPassedOverAndReported) {
   TestCluster cluster(3);
   ASSERT_TRUE(cluster.settle());

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import os
 import sys
 from collections.abc import Sequence
 
@@ -80,6 +81,8 @@ def main(args: Sequence[str] | None = None) -> int:
     arguments = list(sys.argv[1:] if args is None else args)
     try:
         result = _group.main(args=arguments, prog_name="kvferry", standalone_mode=False)
+        if sys.stdout is not None:
+            sys.stdout.flush()
         return result if isinstance(result, int) else 0
     except KVFerryError as error:
         if "--debug" in arguments:
@@ -87,6 +90,13 @@ def main(args: Sequence[str] | None = None) -> int:
         click.echo(f"error: {error}", err=True)
     except click.ClickException as error:
         error.show()
+    except OSError as error:  # of the output: a full disk, say
+        if "--debug" in arguments:
+            raise
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # what is left of it would fail again at exit
+        if isinstance(error, BrokenPipeError):  # whoever read it has seen enough
+            return 1
+        click.echo(f"error: cannot write what was asked for: {error.strerror or error}", err=True)
     except (click.Abort, KeyboardInterrupt):
         click.echo("stopped", err=True)
         return 130

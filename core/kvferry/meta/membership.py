@@ -148,9 +148,9 @@ class Membership:
             self._state.suspect(node_id, time.monotonic())
 
     def trust(self, node_id: str) -> None:
-        """Take a suspicion back: the data path reached the node again."""
+        """Take a suspicion back: the node was heard of. Once in a lease time for each node."""
         with self._changing():
-            self._state.trust(node_id)
+            self._state.trust(node_id, time.monotonic())
 
     @property
     def store_away_s(self) -> float:

@@ -40,6 +40,7 @@ class _Known:
     written_at: float  # when we saw the counter grow
     missing_since: float | None = None
     suspected_at: float | None = None
+    trusted_at: float | None = None  # after a suspicion
 
 
 class ViewState:
@@ -104,11 +105,13 @@ class ViewState:
             known.suspected_at = now
             self._renew_view()
 
-    def trust(self, node_id: str) -> None:
-        """Take a node back: the data path reached it."""
+    def trust(self, node_id: str, now: float) -> None:
+        """Take a node back: it was heard of. Once in a lease time: it may be heard, and yet be too slow."""
         known = self._known.get(node_id)
-        if known is not None and known.suspected_at is not None:
-            known.suspected_at = None
+        if known is None or known.suspected_at is None:
+            return
+        if known.trusted_at is None or now - known.trusted_at >= self._lease_s:
+            known.suspected_at, known.trusted_at = None, now
             self._renew_view()
 
     def tick(self, now: float) -> None:

@@ -57,6 +57,7 @@ class NodeProcess:
             )
             undo.callback(self._membership.leave)
             self._native.on_suspect(self._membership.suspect)
+            self._native.on_heard(self._membership.trust)
             self._membership.on_change(self._take_view)
             self._take_view(self._membership.join())
             self.metrics = NodeMetrics(self._native, self._membership)

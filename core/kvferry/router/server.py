@@ -230,8 +230,8 @@ def _announce(server: RouterServer) -> None:
     logger.info(
         "router on %s; prefill: %s; decode: %s",
         server.url,
-        ", ".join(server.options.prefill) or "none",
-        ", ".join(server.options.decode),
+        ", ".join(one.name for one in server._pool.prefill) or "none",
+        ", ".join(one.name for one in server._pool.decode),
     )
 
 

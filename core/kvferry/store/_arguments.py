@@ -150,9 +150,23 @@ def _is_empty(value: Any) -> bool:
         return bool(getattr(value, "nbytes", 1) == 0)
 
 
+def _refuse_other_orders(value: Any) -> None:
+    """Refuse columns first: the bytes of such an array in memory are not those of its elements in turn."""
+    try:
+        ordered = memoryview(value).c_contiguous
+    except (TypeError, ValueError):  # no such buffer: an array whose dtype the buffer protocol does not have
+        ordered = bool(getattr(getattr(value, "flags", None), "c_contiguous", True))
+    if not ordered:
+        raise InvalidArgumentError(
+            f"this {type(value).__name__} is not contiguous in C order; put numpy.ascontiguousarray() of it,"
+            " or read into such a copy"
+        )
+
+
 def _memory(value: Any, *, writable: bool) -> Memory:
     if _is_empty(value):
         return _EMPTY
+    _refuse_other_orders(value)
     memory = memory_of(value)
     if memory.kind != "host":
         raise InvalidArgumentError(

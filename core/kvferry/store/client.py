@@ -280,6 +280,8 @@ class Store:
         bytes.
 
         Raises `UnavailableError` naming nodes that may still hold a copy; they drop it when they come back.
+        What a node holds that left the cluster before is not known: it drops that, too, if it is back within
+        10 minutes and not all who heard of the removal are gone; else the object is there again.
         """
         [error] = self.remove_many([key], timeout_s=timeout_s)
         if error is not None:

@@ -97,6 +97,9 @@ class KVFERRY_API Node {
   virtual void set_members(std::uint64_t view, std::vector<Member> members) = 0;
   // A member whose connection broke or that does not answer: called once per incident, from a thread of the node's.
   virtual void on_suspect(std::function<void(const NodeId&)> callback) = 0;
+  // A node of this cluster, by its secret and its name, that has asked this one something and is not among the members,
+  // some times a second while that is so: whoever took it for dead may be wrong. From a thread of the node's.
+  virtual void on_heard(std::function<void(const NodeId&)> callback) = 0;
   virtual NodeStats stats() const = 0;
   virtual Status status() const = 0;  // OK, or why it serves no more
   // Moves what it holds to other members until `deadline`, then takes no more puts. The count of objects left behind.

@@ -177,7 +177,14 @@ void Cluster::closed_by(const NodeId& node) {
 
 void Cluster::expect(const NodeId& node) {
   const auto link = view()->find(node);
-  if (!link || link->is_up() || link->expected.exchange(true)) return;
+  if (!link) {
+    {
+      const std::lock_guard lock(mutex_);
+      strangers_.insert(node);
+    }
+    return wake();
+  }
+  if (link->is_up() || link->expected.exchange(true)) return;
   wake();
 }
 
@@ -252,7 +259,11 @@ void Cluster::run() {
   while (!closed_) {
     woken_ = false;
     const auto view = view_;
+    const auto strangers = std::exchange(strangers_, {});
     lock.unlock();
+    for (const NodeId& node : strangers) {
+      if (callbacks_.on_heard) callbacks_.on_heard(node);
+    }
     note_pause(*view);
     const Clock::time_point now = Clock::now();
     // If it was this process that stood still, or got no processor, the others get their time to answer.

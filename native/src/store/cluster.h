@@ -10,6 +10,7 @@
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <set>
 #include <string>
 #include <type_traits>
 #include <vector>
@@ -92,6 +93,7 @@ class Cluster {
   struct Callbacks {
     std::function<void(const std::shared_ptr<MemberLink>&)> on_up;  // connected and admitted: tell it all that it owns
     std::function<void(const NodeId&)> on_suspect;                  // once per incident
+    std::function<void(const NodeId&)> on_heard;                    // of a node that is not among the members
     std::function<void(const NodeId&)> on_missed;  // this node stood still, and goes on without having heard of it
   };
 
@@ -148,7 +150,7 @@ class Cluster {
   // What is known of the node may be wrong, whatever it says until it begins to tell all.
   void must_tell(const NodeId& node);
   std::vector<NodeId> untold() const;  // members that are up and must begin
-  // It was heard of: if its connection is down, it is made anew at once.
+  // It was heard of: if its connection is down, it is made anew at once; if it is no member, that is reported.
   void expect(const NodeId& node);
   // Grows whenever a member goes down, comes up, or must tell all anew.
   std::uint64_t incidents() const { return incidents_.load(std::memory_order_acquire); }
@@ -199,6 +201,7 @@ class Cluster {
   std::condition_variable wake_;
   std::shared_ptr<const ClusterView> view_;  // guarded by mutex_, as is what follows
   std::map<NodeId, std::string> refusals_;
+  std::set<NodeId> strangers_;               // heard of since the cluster's thread looked
   std::map<NodeId, std::uint64_t> settled_;  // of nodes, as in their links; members or not
   std::atomic<std::uint64_t> incidents_{0};
   bool woken_ = false;

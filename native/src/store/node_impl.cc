@@ -90,7 +90,7 @@ Status NodeImpl::open() {
       *core_.rpc, core_.pulse,
       Cluster::Options{core_.self, core_.options.cluster, core_.options.default_replicas, core_.options.suspect_after},
       Cluster::Callbacks{[this](const std::shared_ptr<MemberLink>& link) { service_.member_up(link); },
-                         [this](const NodeId& node) { suspected(node); },
+                         [this](const NodeId& node) { suspected(node); }, [this](const NodeId& node) { heard(node); },
                          [this](const NodeId& node) { service_.missed(node); }});
   KVF_RETURN_IF_ERROR(core_.pulse.start(core_.index_memory, [this] { service_.stood_still(); }));
   KVF_RETURN_IF_ERROR(service_.start());
@@ -114,6 +114,20 @@ void NodeImpl::suspected(const NodeId& node) {
   {
     const std::lock_guard lock(mutex_);
     callback = on_suspect_;
+  }
+  if (callback) callback(node);
+}
+
+void NodeImpl::on_heard(std::function<void(const NodeId&)> callback) {
+  const std::lock_guard lock(mutex_);
+  on_heard_ = std::move(callback);
+}
+
+void NodeImpl::heard(const NodeId& node) {
+  std::function<void(const NodeId&)> callback;
+  {
+    const std::lock_guard lock(mutex_);
+    callback = on_heard_;
   }
   if (callback) callback(node);
 }

@@ -21,6 +21,7 @@ class NodeImpl final : public Node {
   Endpoint endpoint() const override { return core_.self.endpoint; }
   void set_members(std::uint64_t view, std::vector<Member> members) override;
   void on_suspect(std::function<void(const NodeId&)> callback) override;
+  void on_heard(std::function<void(const NodeId&)> callback) override;
   NodeStats stats() const override { return service_.stats(); }
   Status status() const override;
   Result<std::uint64_t> drain(milliseconds timeout) override;
@@ -59,12 +60,14 @@ class NodeImpl final : public Node {
   Status make_region(std::uint64_t bytes, const std::string& name, std::uint8_t access, RegionInfo* info,
                      std::span<std::byte>* memory);
   void suspected(const NodeId& node);
+  void heard(const NodeId& node);
 
   const std::uint64_t forks_ = fork_count();
   NodeCore core_;
   Service service_;
   mutable std::mutex mutex_;
   std::function<void(const NodeId&)> on_suspect_;  // guarded by mutex_
+  std::function<void(const NodeId&)> on_heard_;    // guarded by mutex_
   bool closed_ = false;                            // guarded by mutex_
   std::mutex close_mutex_;                         // one close() at a time
 };

@@ -96,6 +96,23 @@ def test_output_into_a_pipe_that_closes_early_gives_no_traceback() -> None:
     assert errors == b""
 
 
+def test_output_onto_a_full_disk_is_one_line() -> None:
+    source = str(Path(kvferry.cli.__file__).parents[2])
+    code = (
+        f"import sys; sys.path.insert(0, {source!r})\n"
+        "from kvferry.cli import main\n"
+        "sys.exit(main(['config', '--schema']))"
+    )
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(
+            [sys.executable, "-c", code], stdout=full, stderr=subprocess.PIPE, timeout=60, check=False,
+        )  # fmt: skip
+    assert done.returncode == 2
+    assert done.stderr.decode().splitlines() == [
+        "error: cannot write what was asked for: No space left on device"
+    ]
+
+
 def test_the_command_imports_nothing_heavy() -> None:
     source = str(Path(kvferry.cli.__file__).parents[2])
     code = (

@@ -204,7 +204,20 @@ def test_a_suspected_node_is_back_when_the_store_kept_it_or_it_was_reached(scene
     scene.wait(2)
     assert scene.members() == [1, 2]
     scene.state.suspect(member(2).node_id, scene.now)
-    scene.state.trust(member(2).node_id)
+    scene.state.trust(member(2).node_id, scene.now)
+    assert scene.members() == [1, 2]
+
+
+def test_who_is_heard_but_too_slow_is_taken_back_once_in_a_lease_time(scene):
+    scene.put(scene.entry(member(2)))
+    scene.state.suspect(member(2).node_id, scene.now)
+    scene.state.trust(member(2).node_id, scene.now)
+    scene.state.suspect(member(2).node_id, scene.now)
+    scene.wait(LEASE_S - 1)
+    scene.state.trust(member(2).node_id, scene.now)
+    assert scene.members() == [1]
+    scene.wait(1)
+    scene.state.trust(member(2).node_id, scene.now)
     assert scene.members() == [1, 2]
 
 

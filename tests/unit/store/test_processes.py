@@ -220,6 +220,32 @@ def test_replicas_survive_a_kill(directory: Path) -> None:
             node.kill()
 
 
+def test_a_node_that_stood_still_is_taken_back_long_before_its_lease_ends(directory: Path) -> None:
+    """Its programs cannot put before the others count on it again."""
+    patient = {"KVFERRY_CLUSTER_LEASE_S": "120s"}
+    with (
+        NodeChild(directory, "--dram", "64MiB", environ=patient) as stopped,
+        NodeChild(directory, "--dram", "64MiB", environ=patient) as other,
+        stopped.open() as near,
+        other.open() as far,
+    ):
+        wait_until(lambda: len(near.members) == len(far.members) == 2, 60)
+        near.put("before", b"1")
+        stopped.pause()
+        wait_until(lambda: len(far.members) == 1, 60, "the other one gives it up")
+        stopped.resume()
+
+        def puts() -> bool:
+            try:
+                return near.put("after", b"2").created or near.exists("after")
+            except UnavailableError:
+                return False
+
+        wait_until(puts, 60, "it takes puts again")
+        assert near.get("before") == far.get("before") == b"1"
+        assert len(far.members) == 2
+
+
 def test_a_drained_node_leaves_nothing_behind(directory: Path) -> None:
     nodes = start_nodes(directory, 2)
     try:

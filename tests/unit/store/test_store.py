@@ -64,6 +64,15 @@ def test_runs_may_be_of_any_class_that_has_their_fields(store: Store) -> None:
     assert np.array_equal(source, target)
 
 
+def test_arrays_that_lie_in_another_order_are_refused(store: Store) -> None:
+    turned = np.arange(12, dtype=np.float32).reshape(3, 4).T
+    store.put("straight", np.ascontiguousarray(turned))
+    with pytest.raises(InvalidArgumentError, match="C order"):
+        store.put("turned", turned)
+    with pytest.raises(InvalidArgumentError, match="C order"):
+        store.get_into("straight", turned)
+
+
 def test_text_counts_as_utf_8(store: Store) -> None:
     store.put("schlüssel", b"1")
     assert store.get("schlüssel".encode()) == b"1"
