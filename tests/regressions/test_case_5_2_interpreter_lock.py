@@ -26,7 +26,7 @@ NEVER_BLOCK = {
     "EngineOptions.__init__",
     "Member.__init__",
     "Nic.distance",
-    "Node.error", "Node.on_suspect",
+    "Node.error", "Node.on_heard", "Node.on_suspect",
     "NodeOptions.__init__", "NodeOptions.set_policy", "NodeOptions.set_ssd_policy",
     "NodeOptions.set_ssd_sync", "NodeOptions.set_ssd_write",
     "LogQueue.__init__", "LogQueue.close", "LogQueue.install", "LogQueue.push",
