@@ -86,7 +86,7 @@ class Campaign {
   // Where objects leave for a disk, room is waited for that reserved memory may become. Here it is all our own.
   Deadline patience() const { return puts_.empty() ? soon() : deadline_in(milliseconds(20)); }
   bool no_room(const Status& status) const {
-    if (status.code() == Code::kDeadlineExceeded) return has_ssd_;  // what is pinned may lie in between all the time
+    if (status.code() == Code::kDeadlineExceeded) return has_ssd_ && !puts_.empty();
     return status.code() == Code::kResourceExhausted;
   }
 

@@ -455,6 +455,7 @@ class TransportConformance:
     def test_urgent_transfers_settle_before_those_that_can_wait(self, rig: Rig, scene: Scene) -> None:
         big = rig.engine.prepare(rig.peer, scene.rows((0, 0, LENGTH)), "read")
         small = rig.engine.prepare(rig.peer, scene.rows((0, 0, 4096)), "read")
+        overtook, chances = False, 0
         for _ in range(20):
             started = time.monotonic()  # not after any that can wait
             waiting = [rig.engine.submit(big, priority="low") for _ in range(64)]
@@ -464,10 +465,15 @@ class TransportConformance:
             assert all(transfer.wait() for transfer in (*waiting, urgent, usual))
             assert {transfer.error for transfer in (*waiting, urgent, usual)} == {None}
             last = started + max(transfer.seconds for transfer in waiting)
-            if submitted + max(urgent.seconds, usual.seconds) < last:
-                break  # else we, or they, were held up until none was left to be overtaken
-        else:
-            pytest.fail("none of 20 urgent transfers settled before the last of those that can wait")
+            chances += submitted < last  # else we were held up until none was left to be overtaken
+            overtook = submitted + max(urgent.seconds, usual.seconds) < last
+            if (
+                overtook or chances == 3
+            ):  # the machine may hold up an urgent one, too, but not time after time
+                break
+        assert overtook, (
+            f"urgent transfers had {chances} chances to settle before the last of those that can wait"
+        )
         np.testing.assert_array_equal(scene.near.bytes, scene.held)
 
     async def test_transfers_can_be_awaited(self, rig: Rig, scene: Scene) -> None:

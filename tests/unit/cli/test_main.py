@@ -12,6 +12,12 @@ from kvferry.cli import main
 from kvferry.config import all_fields, to_markdown
 from kvferry.errors import ConfigError
 
+# What an interpreter of its own runs first.
+_IMPORTED = (
+    f"import sys; sys.path.insert(0, {str(Path(kvferry.cli.__file__).parents[2])!r})\n"
+    "from kvferry.cli import main\n"
+)
+
 
 @pytest.fixture(autouse=True)
 def _away_from_any_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -79,10 +85,8 @@ def test_config_schema_names_every_setting(capsys: pytest.CaptureFixture[str]) -
 
 
 def test_output_into_a_pipe_that_closes_early_gives_no_traceback() -> None:
-    source = str(Path(kvferry.cli.__file__).parents[2])
     code = (
-        f"import sys; sys.path.insert(0, {source!r})\n"
-        "from kvferry.cli import main\n"
+        f"{_IMPORTED}"
         "sys.stdin.read()\n"  # until the other end of stdout is closed
         "sys.exit(main(['config', '--schema']))"
     )
@@ -97,12 +101,7 @@ def test_output_into_a_pipe_that_closes_early_gives_no_traceback() -> None:
 
 
 def test_output_onto_a_full_disk_is_one_line() -> None:
-    source = str(Path(kvferry.cli.__file__).parents[2])
-    code = (
-        f"import sys; sys.path.insert(0, {source!r})\n"
-        "from kvferry.cli import main\n"
-        "sys.exit(main(['config', '--schema']))"
-    )
+    code = f"{_IMPORTED}sys.exit(main(['config', '--schema']))"
     with Path("/dev/full").open("w") as full:
         done = subprocess.run(
             [sys.executable, "-c", code], stdout=full, stderr=subprocess.PIPE, timeout=60, check=False,
@@ -114,10 +113,8 @@ def test_output_onto_a_full_disk_is_one_line() -> None:
 
 
 def test_the_command_imports_nothing_heavy() -> None:
-    source = str(Path(kvferry.cli.__file__).parents[2])
     code = (
-        f"import sys; sys.path.insert(0, {source!r})\n"
-        "from kvferry.cli import main\n"
+        f"{_IMPORTED}"
         "main(['--help'])\n"
         "heavy = {'numpy', 'aiohttp', 'asyncio', 'torch', 'kvferry._native', 'msgspec'}\n"
         "sys.exit(' '.join(heavy & set(sys.modules)) or 0)"
