@@ -59,6 +59,16 @@ class LabEngine:
         """A metric's value now, by name and label values joined by `|`."""
         return float(self.state()["metrics"].get(key, 0.0))
 
+    def counts(self, key: str, least: float = 1) -> None:
+        """Wait until a metric has grown to `least`: threads hand their counts on ten times a second, and vLLM
+        takes a connector's counts in when it steps."""
+
+        def counted() -> bool:
+            self.run([[1, 2, 3]], 1)
+            return self.metric(key) >= least
+
+        until(counted, f"{self.name} to count {least} of {key}")
+
     def add(self, prompt: Sequence[int], max_tokens: int, params: Params | None = None, **more: Any) -> str:
         """Add one request; returns its id."""
         self._count += 1

@@ -179,6 +179,7 @@ def test_latent_caches_are_handed_off_streamed_and_pooled(lab: Lab, tmp_path: Pa
         prefill.call("stepping", on=True)
         assert tokens_of(decode.wait([here for _, here in ids])) == expected
         prefill.wait([there for there, _ in ids])
+        decode.counts(STREAMS + "handed_over", len(asked))
         assert decode.metric(STREAMS + "handed_over") == len(asked)
         assert decode.metric(FAILED) == 0
         prefill.all_blocks_free()
