@@ -33,8 +33,9 @@ VLLM_ENV = {
     "OMP_NUM_THREADS": "1",
     # Otherwise the first request that asks for log probabilities waits for a C++ compiler.
     "TORCHDYNAMO_DISABLE": "1",
-    # vLLM's worker can miss a wake-up on a busy machine and then sleeps for this long (its default: 60 s).
-    "VLLM_RINGBUFFER_WARNING_INTERVAL": "5",
+    # The one rank computes in the engine's process, as vLLM has it on a GPU. In one of its own, vLLM's way on
+    # a CPU, it spins for a second after each step, and a wake-up that it misses costs five.
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
 }
 # float32, so that a batch's make-up cannot tip a greedy choice; the rest keeps start-up short.
 VLLM_FLAGS = (

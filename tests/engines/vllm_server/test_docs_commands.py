@@ -99,7 +99,7 @@ def pooling(tmp_path: Path) -> Iterator[Server]:
         "vllm",
         argv(server_command, {"MODEL": str(model_folder("tiny"))}, flags),
         tmp_path / "vllm.log",
-        {**VLLM_ENV, **DEV_MODE, **found},
+        {**VLLM_ENV, **DEV_MODE, **found, "VLLM_ENABLE_V1_MULTIPROCESSING": "1"},  # as vLLM has it by default
     )
     try:
         node.start()
