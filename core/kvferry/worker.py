@@ -82,6 +82,7 @@ class WorkerHalf:
         self._idle = False
         self._results: list[LoadResult] = []  # for the statistics
         self._pool_loads: list[PoolLoad] = []
+        self._saved: SavedCounts | None = None  # taken, and to be reported
 
     def register(self, memory: CacheMemory, geometry: KVGeometry) -> WorkerAddress:
         """Register the KV cache and start serving. Raises KVFerryError when the engine cannot be set up."""
@@ -154,6 +155,9 @@ class WorkerHalf:
             while not any(ended) and self._under_way() and time.monotonic() < until:
                 time.sleep(IDLE_POLL_S)
                 ended = self._collect()
+        # Before the counts are taken: an engine that hears of a save has its count, and may step no more.
+        if self._pool is not None and self._saved is None:
+            self._saved = self._pool.worker.take_saved()
         return ended
 
     def _under_way(self) -> bool:
@@ -172,8 +176,9 @@ class WorkerHalf:
         return Ended(handoff.table.take_ended(), *self._parts.end(parts))
 
     def take_saved(self) -> SavedCounts | None:
-        """Return the saves that ended since the last call."""
-        return None if self._pool is None else self._pool.worker.take_saved()
+        """Return the saves that ended before the last `take_ended`, each once."""
+        saved, self._saved = self._saved, None
+        return saved
 
     def take_stats(self) -> WorkerStats:
         """Return what happened since the last call."""

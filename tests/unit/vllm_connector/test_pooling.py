@@ -166,6 +166,23 @@ def test_an_idle_step_waits_a_moment_for_what_is_under_way(network, monkeypatch)
     engine.worker.close()
 
 
+def test_a_save_is_not_reported_before_its_count(network):
+    """vLLM takes the counts of a step, then what was saved, and an idle engine may take no further step."""
+    engine = VllmEngine(network, FakeStore())
+    saves = Later()
+    engine.worker._pool.worker._submit_save = saves.submit
+    computed(engine, "a", 70, [4, 5, 6])
+    assert engine.worker.take_stats().pool_counts == {}
+    saves.run_all()
+    engine.report_saved()
+    assert engine.block_pool.held() == [4, 5]
+    engine.step()
+    assert engine.worker.take_stats().pool_counts["saved_blocks|saved"] == 2
+    engine.report_saved()
+    assert engine.block_pool.held() == []
+    engine.worker.close()
+
+
 class TestSupport:
     def config(self, role: str = "kv_both", algorithm: str = "sha256") -> Any:
         return SimpleNamespace(
