@@ -67,7 +67,7 @@ class Child:
         assert self.process.stdout is not None
         line = self.process.stdout.readline()
         if not line:
-            raise AssertionError(f"child engine died with status {self.process.wait(10)}")
+            raise AssertionError(f"child engine died with status {self.process.wait(60)}")
         return json.loads(line)
 
     def ask(self, command: str, **arguments: Any) -> Any:
@@ -80,7 +80,7 @@ class Child:
     def kill(self) -> None:
         """SIGKILL."""
         self.process.kill()
-        self.process.wait(10)
+        self.process.wait(60)
 
     def close(self) -> None:
         """End it in good order, or by force."""
@@ -89,7 +89,7 @@ class Child:
         with contextlib.suppress(BrokenPipeError):
             self.process.stdin.close()
         try:
-            self.process.wait(10)
+            self.process.wait(60)
         except subprocess.TimeoutExpired:
             self.kill()
         self.process.stdout.close()

@@ -219,7 +219,7 @@ class FakeServer:
                     connection.transport.abort()
             await runner.cleanup()
 
-    async def wait_for_calls(self, count: int, timeout_s: float = 10.0) -> Call:
+    async def wait_for_calls(self, count: int, timeout_s: float = 60.0) -> Call:
         """Wait until so many completions have arrived in all; return the latest of them."""
         async with self._arrived:
             await asyncio.wait_for(self._arrived.wait_for(lambda: len(self.calls) >= count), timeout_s)

@@ -10,10 +10,10 @@ from collections.abc import Callable
 
 from kvferry.meta import Watch
 
-PATIENCE_S = 20.0  # how long a test waits for what must come
+PATIENCE_S = 60.0  # how long a test waits for what must come, however busy the machine is
 
 
-def wait_until(condition: Callable[[], bool], timeout_s: float = 10.0, what: str = "condition") -> None:
+def wait_until(condition: Callable[[], bool], timeout_s: float = PATIENCE_S, what: str = "condition") -> None:
     """Poll `condition`; AssertionError after `timeout_s`."""
     deadline = time.monotonic() + timeout_s
     while not condition():
