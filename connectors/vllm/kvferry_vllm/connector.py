@@ -32,7 +32,7 @@ from kvferry_vllm import _support
 from kvferry_vllm.cpu_layout import measure_layout
 from kvferry_vllm.geometry import Ranks, build_geometry
 from kvferry_vllm.scheduler import EngineFacts, SchedulerHalf
-from kvferry_vllm.specs import window_of, withheld_tokens
+from kvferry_vllm.specs import reads_ahead, window_of, withheld_tokens
 from kvferry_vllm.stats import KVFerryPromMetrics, KVFerryStats
 
 _support.check_version(vllm.__version__)
@@ -214,8 +214,10 @@ class KVFerryConnector(KVConnectorBase_V1, SupportsHMA):
             namespace=self._config.pool.namespace,
             tenant=self._config.store.tenant,
         )
+        open_end = reads_ahead(self._vllm_config)
         shapes = [
-            GroupShape(spec.block_size, spec.block_size // hash_tokens, window_of(spec)) for spec in specs
+            GroupShape(spec.block_size, spec.block_size // hash_tokens, window_of(spec), open_end)
+            for spec in specs
         ]
         return PoolKeys(identity, shapes, secret=self._config.transfer.cluster_secret)
 

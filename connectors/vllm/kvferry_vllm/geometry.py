@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from kvferry.errors import UnsupportedError
 from kvferry.layout import STATE, CacheMemory, KVGeometry, KVGroup, Layout, Place
-from kvferry_vllm.specs import is_state, layer_spec, scales_of, total_heads, window_of
+from kvferry_vllm.specs import draft_of, is_state, layer_spec, scales_of, total_heads, window_of
 
 NULL_BLOCK = 0  # what vLLM's block lists hold where there is no block
 
@@ -45,6 +45,7 @@ def build_geometry(
     return KVGeometry(
         model=str(model.model),
         revision=str(model.revision or ""),
+        draft=draft_of(vllm_config),
         dtype=_dtype_name(kv_cache_config.kv_cache_groups, memory.places),
         block_size=kv_cache_config.kv_cache_groups[0].kv_cache_spec.block_size,
         groups=tuple(groups),

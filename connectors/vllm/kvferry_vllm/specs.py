@@ -68,6 +68,22 @@ def withheld_tokens(kv_cache_config: Any, vllm_config: Any) -> int:
     return max(int(one), int(getattr(vllm_config, "num_prefill_lookahead_tokens", 0)) - 1)
 
 
+def draft_of(vllm_config: Any) -> str:
+    """What guesses ahead with layers in the KV cache: its method, model and revision; else empty."""
+    speculative = getattr(vllm_config, "speculative_config", None)
+    if speculative is None or not speculative.uses_draft_kv_cache():
+        return ""
+    draft = speculative.draft_model_config
+    return f"{speculative.method} {draft.model} {draft.revision or ''}".rstrip()
+
+
+def reads_ahead(vllm_config: Any) -> bool:
+    """Whether a draft's layers depend on the token after the one that they are of, so that vLLM itself does
+    not reuse the last block of a hit."""
+    speculative = getattr(vllm_config, "speculative_config", None)
+    return speculative is not None and bool(speculative.use_eagle_block_drop())
+
+
 def scales_of(spec: Any, layers: list[str], vllm_config: Any) -> tuple[str, ...]:
     """The quantisation scales of a cache, by layer; empty if there are none or they are unknown."""
     mode = getattr(getattr(spec, "kv_quant_mode", None), "name", "NONE")

@@ -11,6 +11,7 @@ from kvferry.layout.ranks import held_heads
 _Difference = tuple[str, object, object, str]  # field, ours, theirs, what to do
 
 _SAME_MODEL = "start both engines with the same model"
+_SAME_DRAFT = "start both engines with the same speculative settings"
 _SAME_DTYPE = "start both engines with the same KV cache dtype"
 _PLAIN_DTYPES = ("float32", "float16", "bfloat16", "float64")
 
@@ -19,11 +20,12 @@ def check_compatible(ours: KVGeometry, theirs: KVGeometry) -> None:
     """Return if what both ranks hold can be copied from one to the other; the question is symmetric.
 
     Raises `GeometryMismatchError` with one sentence that names the first differing field, both values, and
-    what to do. Equal are required: model, revision (where both state one), dtype, quantisation scales, groups
-    with their layers (pipeline stages hold parts of them), head dim and number of heads of the model. Sizes
-    of tensor parallelism may differ where heads can be told apart, block sizes of groups without a window
-    where tokens can, and NHD/HND and the place of K and V may differ; a transposed K (HND_KT) goes with its
-    like only, opaque blocks must be equal in all and hold the same heads, and states need equal ranks.
+    what to do. Equal are required: model, revision (where both state one), draft, dtype, quantisation scales,
+    groups with their layers (pipeline stages hold parts of them), head dim and number of heads of the model.
+    Sizes of tensor parallelism may differ where heads can be told apart, block sizes of groups without a
+    window where tokens can, and NHD/HND and the place of K and V may differ; a transposed K (HND_KT) goes
+    with its like only, opaque blocks must be equal in all and hold the same heads, and states need equal
+    ranks.
     """
     for field, our_value, their_value, advice in _differences(ours, theirs):
         raise GeometryMismatchError(f"{field}: ours {our_value}, theirs {their_value}; {advice}")
@@ -34,6 +36,8 @@ def _differences(ours: KVGeometry, theirs: KVGeometry) -> Iterator[_Difference]:
         yield "model", ours.model, theirs.model, _SAME_MODEL
     if ours.revision and theirs.revision and ours.revision != theirs.revision:
         yield "revision", ours.revision, theirs.revision, "start both engines with the same model revision"
+    if ours.draft != theirs.draft:
+        yield "draft", ours.draft or "none", theirs.draft or "none", _SAME_DRAFT
     if ours.dtype != theirs.dtype:
         yield "dtype", ours.dtype, theirs.dtype, _SAME_DTYPE
     if len(ours.groups) != len(theirs.groups):

@@ -102,6 +102,7 @@ class KVGeometry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     block_size: _Positive  # tokens, of the groups that do not say otherwise
     groups: Annotated[tuple[KVGroup, ...], Meta(min_length=1, max_length=64)]
     revision: _Name = ""
+    draft: _Name = ""  # what guesses ahead, if it has layers in the cache
     tp_rank: _Rank = 0
     tp_size: _Positive = 1
     pp_rank: _Rank = 0

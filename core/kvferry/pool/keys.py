@@ -24,12 +24,14 @@ class GroupShape(NamedTuple):
     """A KV cache group as the pool sees it.
 
     `hashes_per_block`: the engine hashes its tokens in pieces that are a block of this group, or a part of
-    one. `window_tokens`: 0 if a token looks at all tokens before it, else at how many.
+    one. `window_tokens`: 0 if a token looks at all tokens before it, else at how many. `open_end`: the end of
+    a block depends on the token after it, too, as in layers of a draft that reads one token ahead.
     """
 
     block_tokens: int
     hashes_per_block: int = 1
     window_tokens: int = 0
+    open_end: bool = False
 
 
 class PoolIdentity(msgspec.Struct, frozen=True, kw_only=True):
@@ -44,6 +46,7 @@ class PoolIdentity(msgspec.Struct, frozen=True, kw_only=True):
     dtype: str
     ranks: int
     layouts: tuple[str, ...]  # by group: how the bytes of a block are arranged, and all sizes
+    draft: str = ""
     hashing: str = ""
     namespace: str = ""
     tenant: str = ""
@@ -57,6 +60,7 @@ def identity_of(geometry: KVGeometry, *, hashing: str, namespace: str = "", tena
         dtype=geometry.dtype,
         ranks=geometry.tp_size * geometry.pp_size,
         layouts=tuple(geometry.describe_table(table) for table in range(geometry.tables)),
+        draft=geometry.draft,
         hashing=hashing,
         namespace=namespace,
         tenant=tenant,
@@ -73,7 +77,12 @@ class PoolKeys:
     ) -> None:
         self.groups = tuple(groups)
         self.ranks = identity.ranks
-        extra = {"hashing": identity.hashing, "namespace": identity.namespace, "groups": str(len(groups))}
+        extra = {
+            "draft": identity.draft,
+            "hashing": identity.hashing,
+            "namespace": identity.namespace,
+            "groups": str(len(groups)),
+        }
         self._spaces = [
             KeySpace(
                 KeyIdentity(

@@ -164,7 +164,8 @@ def longest_hit(
     timeout_s: float,
 ) -> int:
     """Return how many first tokens of a prompt can be loaded: every group has what a token after them looks
-    at, at all ranks.
+    at, at all ranks. Where ends of blocks are open, the last block that is there only vouches for the one
+    before it.
 
     One call for each group: the whole chain where all tokens are looked at, the blocks below that otherwise.
     """
@@ -183,7 +184,10 @@ def longest_hit(
         else:
             found = store.match_prefix(names, timeout_s=timeout_s) // len(ranks)
             tokens = min(tokens, found * shape.block_tokens)
-    return _down_to_windows(tokens - tokens % step, step, windows)
+    tokens -= tokens % step
+    if tokens and any(shape.open_end for shape in groups):
+        tokens -= step
+    return _down_to_windows(tokens, step, windows)
 
 
 def _down_to_windows(tokens: int, step: int, windows: Sequence[tuple[np.ndarray, GroupShape]]) -> int:

@@ -2,10 +2,11 @@
 
 Run with an interpreter that has torch, transformers and tokenizers:
 
-    python make_tiny_kinds.py OUT_DIR --kind mla|mamba|images [--seed 0]
+    python make_tiny_kinds.py OUT_DIR --kind mla|mamba|images|eagle|eagle3|mtp [--seed 0]
 
 `mla`: latent attention (DeepSeek V2). `mamba`: attention beside Mamba 2 in each layer (Falcon H1). `images`:
-reads images (Idefics 3), by a processor and a model of vLLM's that need no torchvision.
+reads images (Idefics 3), by a processor and a model of vLLM's that need no torchvision. `eagle`, `eagle3`:
+one-layer heads that guess ahead for the `tiny` model. `mtp`: a model that guesses ahead itself (MiMo).
 """
 
 from __future__ import annotations
@@ -127,7 +128,73 @@ def make_images(out: Path, text: dict[str, Any]) -> Any:
     return Idefics3ForConditionalGeneration(config)
 
 
-KINDS = {"mla": make_mla, "mamba": make_mamba, "images": make_images}
+def make_head(text: dict[str, Any], aux: int) -> Any:
+    """One Llama layer for the `tiny` model's sizes, in which `aux` hidden states become one by `fc`."""
+    from torch import nn
+    from transformers import LlamaConfig, LlamaModel
+
+    class LlamaForCausalLM(LlamaModel):  # type: ignore[misc]
+        """vLLM goes by the name, and has the weights where they are in this class."""
+
+    sizes = {"num_hidden_layers": 1, "num_attention_heads": 8, "head_dim": 64}
+    model = LlamaForCausalLM(LlamaConfig(**{**text, **sizes}))
+    model.embed_tokens = nn.Identity()  # the tiny model's
+    model.fc = nn.Linear(aux * HIDDEN, HIDDEN, bias=False)
+    return model
+
+
+def make_eagle(_out: Path, text: dict[str, Any]) -> Any:
+    """Reads the last layer's output and the next token."""
+    from torch import nn
+
+    model = make_head(text, 2)
+    model.layers[0].input_layernorm = model.norm = nn.Identity()
+    return model
+
+
+def make_eagle3(_out: Path, text: dict[str, Any]) -> Any:
+    """Reads the outputs of three layers; the next token goes into the attention, beside them."""
+    from torch import nn
+    from transformers.models.llama.modeling_llama import LlamaRMSNorm
+
+    model = make_head(text, 3)
+    layer = model.layers[0]
+    layer.hidden_norm = LlamaRMSNorm(HIDDEN)
+    for name in ("q_proj", "k_proj", "v_proj"):
+        heads = getattr(layer.self_attn, name).out_features
+        setattr(layer.self_attn, name, nn.Linear(2 * HIDDEN, heads, bias=False))
+    model.lm_head = nn.Linear(HIDDEN, text["vocab_size"], bias=False)
+    model.config.draft_vocab_size = text["vocab_size"]
+    model.config.eagle_aux_hidden_state_layer_ids = [1, 2, 3]  # vLLM's own choice of four layers is not three
+    return model
+
+
+def make_mtp(_out: Path, text: dict[str, Any]) -> Any:
+    """MiMo: a Qwen 2 whose checkpoint has one layer more, which guesses."""
+    from torch import nn
+    from transformers import Qwen2Config, Qwen2ForCausalLM
+    from transformers.models.qwen2.modeling_qwen2 import Qwen2DecoderLayer, Qwen2RMSNorm
+
+    class MiMoForCausalLM(Qwen2ForCausalLM):  # type: ignore[misc]
+        """vLLM goes by the name."""
+
+    model = MiMoForCausalLM(Qwen2Config(**text, num_nextn_predict_layers=1))
+    layer = Qwen2DecoderLayer(model.config, 0)
+    layer.input_proj = nn.Linear(2 * HIDDEN, HIDDEN, bias=False)
+    for name in ("token_layernorm", "hidden_layernorm", "final_layernorm"):
+        setattr(layer, name, Qwen2RMSNorm(HIDDEN))
+    model.model.mtp_layers = nn.ModuleList([layer])
+    return model
+
+
+KINDS = {
+    "mla": make_mla,
+    "mamba": make_mamba,
+    "images": make_images,
+    "eagle": make_eagle,
+    "eagle3": make_eagle3,
+    "mtp": make_mtp,
+}
 
 
 def strengthen(model: Any) -> None:
@@ -158,7 +225,8 @@ def main() -> None:
     maker.fill_weights(model, options.seed, 1.0)
     strengthen(model)
     model = model.to(torch.float32)
-    model.generation_config.eos_token_id = maker.EOS
+    if model.can_generate():
+        model.generation_config.eos_token_id = maker.EOS
     model.save_pretrained(str(options.out), safe_serialization=True)
     print(f"{sum(p.numel() for p in model.parameters())} parameters in {options.out}")
 

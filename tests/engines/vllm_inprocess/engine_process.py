@@ -172,6 +172,22 @@ class EngineProcess:
             runner.model.embed_multimodal = counting
         return int(runner.encoded)
 
+    def do_guesses(self) -> list[list[list[int]]]:
+        """What a draft has guessed since this was last asked: of each step, tokens by request."""
+        drafter = self._runner().drafter
+        if not hasattr(drafter, "guesses"):
+            drafter.guesses = []
+            propose = drafter.propose
+
+            def noting(*args: Any, **kwargs: Any) -> Any:
+                tokens = propose(*args, **kwargs)
+                drafter.guesses.append(tokens.tolist())
+                return tokens
+
+            drafter.propose = noting
+        guesses, drafter.guesses = drafter.guesses, []
+        return list(guesses)
+
     def _runner(self) -> Any:
         return self.core.model_executor.driver_worker.worker.model_runner
 

@@ -216,6 +216,20 @@ def test_recurrent_states_are_handed_off(lab: Lab) -> None:
         assert tokens_of(decode.run(asked, MAX_TOKENS, prefill.prefill(asked))) != alone
 
 
+@pytest.mark.slow
+def test_recurrent_states_of_two_ranks(lab: Lab, extent: Any) -> None:
+    """Each rank's state is its own, and goes to its like."""
+    if not extent.long:
+        pytest.skip("four workers that import vLLM anew: --long")
+    states: dict[str, Any] = {"model": str(model_folder("mamba")), "enable_prefix_caching": False}
+    with (
+        lab.engine("kv_producer", tensor_parallel_size=2, **states) as prefill,
+        lab.engine("kv_consumer", tensor_parallel_size=2, **states) as decode,
+    ):
+        asked = [*numbered(2, 150), *numbered(1, 700), *numbered(1, 33)]
+        hand_off(prefill, decode, asked, ranks=2, withheld=1)
+
+
 def test_quantised_caches_move_between_their_like_only(lab: Lab) -> None:
     asked = numbered(3, 150)
     with lab.engine("kv_producer", kv_cache_dtype="fp8") as prefill:

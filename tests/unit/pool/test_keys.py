@@ -40,6 +40,7 @@ DIFFERENT = {
     "as it is": (GEOMETRY, {}),
     "model": (other(model="n"), {}),
     "revision": (other(revision="s"), {}),
+    "draft": (other(draft="eagle3 head"), {}),
     "dtype": (other(dtype="float16"), {}),
     "quantized": (other(dtype="bfloat16/fp8"), {}),
     "NHD": (other(layout="NHD", kv_split="KV_INNER"), {}),

@@ -66,6 +66,15 @@ class TestLongestHit:
         put(store, made[0][:7] + made[1])
         assert self.hit(store, [FULL, coarse], made) == 6 * BLOCK
 
+    def test_where_ends_are_open_the_last_block_is_left_out(self):
+        store, shapes = FakeStore(), [FULL._replace(open_end=True), WINDOW._replace(open_end=True)]
+        both = keys(*shapes)
+        made = [both.of_blocks(group, HASHES) for group in (0, 1)]
+        put(store, made[0][:7] + made[1][3:7])
+        assert self.hit(store, shapes, made) == 6 * BLOCK
+        assert self.hit(store, shapes[:1], made[:1]) == 6 * BLOCK
+        assert self.hit(store, shapes[:1], [made[0][:1]]) == 0
+
     def test_nothing_to_ask_for(self):
         store = FakeStore()
         assert self.hit(store, [FULL], [[]]) == 0

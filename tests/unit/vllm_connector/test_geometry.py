@@ -80,6 +80,28 @@ def test_copies_of_a_head_are_not_counted_twice():
     assert geometry.total_heads_of(0) == 2
 
 
+def guessing(model: str, method: str = "eagle3", revision: str | None = None):
+    config = vllm_config()
+    config.speculative_config = SimpleNamespace(
+        method=method,
+        uses_draft_kv_cache=lambda: method != "ngram",
+        draft_model_config=SimpleNamespace(model=model, revision=revision),
+    )
+    return config
+
+
+def test_a_draft_with_layers_is_part_of_the_geometry():
+    """What its layers hold is its own, whatever shape they have."""
+    ours = build(config=guessing("head", revision="abc"))
+    assert ours.draft == "eagle3 head abc"
+    check_compatible(ours, build(config=guessing("head", revision="abc")))
+    with pytest.raises(GeometryMismatchError, match="draft: ours eagle3 head abc, theirs eagle3 twin"):
+        check_compatible(ours, build(config=guessing("twin")))
+    with pytest.raises(GeometryMismatchError, match=r"theirs none; start both .* speculative settings"):
+        check_compatible(ours, build())
+    assert build(config=guessing("m", "ngram")) == build()  # it looks into the prompt only
+
+
 def test_stages_hold_parts_of_the_layers():
     stage = build(kv_caches(layers=1), ranks=Ranks(0, 1), pipeline_parallel_size=2)
     assert (stage.pp_rank, stage.pp_size) == (1, 2)
