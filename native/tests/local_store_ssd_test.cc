@@ -95,6 +95,26 @@ TEST_F(SsdStore, KeepsWhatMemoryHasNoRoomFor) {
   EXPECT_EQ(counter("evicted_total"), 0u);
 }
 
+// All that could leave memory is being read, and what is free is in too many pieces: to wait would be in vain.
+TEST_F(SsdStore, RefusesAtOnceWhatOnlyReadersCouldMakeRoomFor) {
+  constexpr std::uint64_t kPieces = 256;
+  NodeOptions options = this->options(kPieces * 4096);
+  options.watermark_high = 1;
+  open(options);
+  put_all(kPieces, 4096);
+  std::vector<PinId> pins;
+  for (std::uint64_t number = 0; number < kPieces; number += 2) {
+    const auto pinned = node()->pin(1, id_of(number), soon());
+    ASSERT_TRUE(pinned.ok()) << pinned.status().to_string();
+    pins.push_back(pinned->pin);
+    ASSERT_TRUE(node()->remove(id_of(number + 1)));
+  }
+  ASSERT_GE(node()->stats().dram_bytes - node()->stats().dram_used, 128u * 4096);
+  EXPECT_EQ(node().put(kPieces, 200'000).code(), Code::kResourceExhausted);
+  for (const PinId pin : pins) ASSERT_TRUE(node()->unpin(1, pin));
+  EXPECT_TRUE(node().put(kPieces, 200'000).ok());
+}
+
 TEST_F(SsdStore, TellsClientsWhereTheBytesAre) {
   open(options());
   const auto client = node().new_client();

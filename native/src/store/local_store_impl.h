@@ -80,7 +80,9 @@ class LocalStoreImpl final : public LocalStore {
   Result<std::vector<Place>> make_room(Lock& lock, std::uint64_t bytes, Deadline deadline, Purpose purpose);
   std::optional<std::vector<Place>> take_room(std::uint64_t bytes, Purpose purpose);
   Result<Slot> make_slot();
+  std::uint64_t pinned_bytes() const;
   bool could_fit(std::uint64_t bytes) const;
+  bool more_may_leave() const;
   std::uint64_t evict(std::uint64_t bytes, std::size_t most_objects);
   Retired leave_memory(Slot slot);
   Slot next_victim();

@@ -46,7 +46,7 @@ Result<std::vector<Place>> LocalStoreImpl::make_room(Lock& lock, std::uint64_t b
     // Enough although it is free, but not in one place: then as much again.
     const std::uint64_t free = memory_.arenas().free_bytes();
     const std::uint64_t missing = rounded > free ? rounded - free : bytes;
-    if (tiers()) {
+    if (tiers() && more_may_leave()) {
       const Waited waited = wait_for_tiering(lock, missing, deadline, purpose == Purpose::kLoad ? rounded : 0);
       if (closed_) return {Code::kUnavailable, "the node's store is closed"};
       if (waited == Waited::kLate) return no_room_yet(bytes);
@@ -83,18 +83,27 @@ Result<Slot> LocalStoreImpl::make_slot() {
                                         " puts under way, as many as it may (max_objects); all are in use: try again"};
 }
 
-// Whether the bytes would be there if all went that is not in use; where that takes time, also what is being put or
-// loaded, which can go next.
-bool LocalStoreImpl::could_fit(std::uint64_t bytes) const {
+// Memory of objects that are in use. What is being written to SSD is held by the node itself, and will be free soon.
+std::uint64_t LocalStoreImpl::pinned_bytes() const {
   std::uint64_t pinned = 0;
   for (const std::uint64_t word : memory_.seen_pins()) {
     if (!table_->holds(word)) continue;
     const Held held = table_->entry(static_cast<Slot>((word >> 32) - 1)).held;
     if (held.tier == Tier::kDram) pinned += ArenaSet::rounded(held.bytes);
   }
-  // What is being written to SSD is held by the node itself, and will be free soon.
+  return pinned;
+}
+
+// Whether the bytes would be there if all went that is not in use; where that takes time, also what is being put or
+// loaded, which can go next.
+bool LocalStoreImpl::could_fit(std::uint64_t bytes) const {
   const std::uint64_t soon = tiers() ? puts_.reserved_bytes() + loading_bytes_ : 0;
-  return ArenaSet::rounded(bytes) <= memory_.arenas().free_bytes() + table_->dram_bytes() - pinned + soon;
+  return ArenaSet::rounded(bytes) <= memory_.arenas().free_bytes() + table_->dram_bytes() - pinned_bytes() + soon;
+}
+
+// Else waiting helps only if readers end, which nobody can promise: there is enough memory free, in too many pieces.
+bool LocalStoreImpl::more_may_leave() const {
+  return table_->dram_bytes() > pinned_bytes() || puts_.reserved_bytes() > 0 || loading_bytes_ > 0;
 }
 
 Slot LocalStoreImpl::next_victim() {
