@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import socket
+from pathlib import Path
 
 import pytest
 
 from _engines import engine_pair, move, options, pieces
-from kvferry.errors import UnavailableError
+from kvferry import meta
+from kvferry.config import load_config
+from kvferry.errors import ResourceExhaustedError, UnavailableError
+from kvferry.node import NodeProcess
 from kvferry.transfer import Engine
 
 
@@ -37,3 +41,22 @@ def test_a_port_is_free_again_once_its_engine_is_closed():
         endpoint = str(pair.server.endpoint)
     with Engine(options("tcp", bind=endpoint)) as second:
         assert str(second.endpoint) == endpoint
+
+
+def test_a_node_whose_admin_port_is_occupied_never_joins(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The others would take it for a member, and announce to it, until it is gone again."""
+    joined: list[object] = []
+    monkeypatch.setattr(meta, "open_store", joined.append)
+    with socket.create_server(("127.0.0.1", 0)) as holder:
+        bind = f"127.0.0.1:{holder.getsockname()[1]}"
+        given = {
+            "store": {"dram": 16 << 20},
+            "cluster": {"directory": str(tmp_path)},
+            "admin": {"bind": bind},
+        }
+        with pytest.raises(ResourceExhaustedError) as caught:
+            NodeProcess(load_config(given, environ={}))
+    assert all(part in str(caught.value) for part in (bind, "admin.bind", "--admin", "choose another port"))
+    assert joined == []

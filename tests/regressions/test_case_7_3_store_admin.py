@@ -13,8 +13,10 @@ from kvferry.errors import ConflictError, UnavailableError
 from kvferry.testing.nodes import NodeChild
 
 
-def ask(url: str, method: str = "GET", token: str = "") -> tuple[int, bytes]:
+def ask(url: str, method: str = "GET", token: str = "", host: str = "") -> tuple[int, bytes]:
     request = urllib.request.Request(url, method=method)
+    if host:
+        request.add_header("Host", host)
     if token:
         request.add_header("Authorization", f"Bearer {token}")
     try:
@@ -32,6 +34,24 @@ def test_by_default_it_listens_on_loopback_only(tmp_path: Path) -> None:
         assert (code, json.loads(body)["status"]) == (200, "ok")
         for route in ("/debug", "/run", "/config", "/scripts"):
             assert ask(node.advert.admin + route, "POST")[0] in (403, 404, 405)
+
+
+def test_a_web_page_whose_name_points_here_is_told_nothing(tmp_path: Path) -> None:
+    """DNS rebinding: a browser of this machine takes our answers for those of the page's own server."""
+    with NodeChild(tmp_path, "--dram", "16MiB") as node:
+        port = node.advert.admin.rpartition(":")[2]
+        for route in ("/status", "/metrics", "/health", "/objects"):
+            for host in (
+                f"rebound.example:{port}",
+                "rebound.example",
+                "127.0.0.1.rebound.example",
+                f"10.0.0.1:{port}",
+            ):
+                code, body = ask(node.advert.admin + route, host=host)
+                assert code == 403
+                assert "localhost" in json.loads(body)["error"]["message"]
+        for host in (f"localhost:{port}", "LOCALHOST", f"127.0.0.1:{port}", "127.1.2.3", f"[::1]:{port}"):
+            assert ask(f"{node.advert.admin}/status", host=host)[0] == 200
 
 
 def test_elsewhere_it_needs_a_token(tmp_path: Path) -> None:

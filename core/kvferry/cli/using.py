@@ -7,12 +7,11 @@ import json
 import urllib.error
 import urllib.request
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import click
 
-from kvferry.config import Config, load_config
+from kvferry.config import Config, admin_token, load_config
 from kvferry.errors import ConfigError, UnavailableError
 
 TIMEOUT_S = 2.5  # for the answer of an HTTP interface: a node has it at hand
@@ -102,10 +101,5 @@ def ask(
 
 
 def _token(config: Config) -> dict[str, str]:
-    if not config.admin.token_file:
-        return {}
-    try:
-        token = Path(config.admin.token_file).read_text(encoding="ascii").strip()
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"admin.token_file {config.admin.token_file}: {error}") from error
-    return {"Authorization": f"Bearer {token}"}
+    token = admin_token(config.admin)
+    return {"Authorization": f"Bearer {token.decode('ascii')}"} if token else {}

@@ -28,6 +28,7 @@ from kvferry.config.schema import (
     StoreOptions,
 )
 from kvferry.config.sources import environment_value, read_small_file
+from kvferry.config.token import admin_token
 from kvferry.config.transfer_schema import TransferOptions
 from kvferry.config.units import approximate_size, format_duration, format_size, parse_duration, parse_size
 
@@ -43,6 +44,7 @@ __all__ = [
     "RouterOptions",
     "StoreOptions",
     "TransferOptions",
+    "admin_token",
     "all_fields",
     "apply_log_options",
     "approximate_size",

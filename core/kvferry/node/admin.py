@@ -3,7 +3,8 @@
 Routes: GET /health (no token), /status, /metrics, /objects?prefix=&limit=; POST /drain?timeout_s=;
 DELETE /objects?key= (hex) or ?tag=. Answers are JSON, errors have {"error": {"code", "message"}}. Nothing
 executes what it was sent. Destructive verbs are logged. Without a token the interface is on loopback: all but
-/health, /status and /metrics is for the node's own user and root then, and nothing is changed for a web page.
+/health, /status and /metrics is for the node's own user and root then, and nothing is told or changed for a
+web page, whatever name it was loaded by.
 """
 
 from __future__ import annotations
@@ -12,16 +13,16 @@ import asyncio
 import hmac
 import ipaddress
 import logging
+import socket
 import threading
 from collections.abc import Awaitable, Callable
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 from aiohttp import web
 
 from kvferry._native import Endpoint
-from kvferry.config import AdminOptions, resolve_address
+from kvferry.config import AdminOptions, admin_token, resolve_address
 from kvferry.errors import (
     ConfigError,
     DeadlineExceededError,
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger("kvferry.node")
 
 _START_S = 10.0
+_BACKLOG = 128
 _MAX_LIMIT = 1000
 _FOR_ALL = ("/health", "/metrics", "/status")  # without a token: of every user of this machine
 _HTTP = {"invalid_argument": 400, "not_found": 404, "resource_exhausted": 503, "unavailable": 503}
@@ -49,12 +51,15 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 class AdminServer:
     """Serves one node's interface from a thread with an event loop of its own."""
 
-    def __init__(self, node: NodeProcess, token: bytes) -> None:
-        """Listen. `token`: from `read_token`. Raises `ResourceExhaustedError` (the port is in use)."""
+    def __init__(self, node: NodeProcess, token: bytes, listener: socket.socket) -> None:
+        """Serve. `token`: from `read_token`; `listener`: from `listen`, and this object's from now on. Raises
+        `DeadlineExceededError`.
+        """
         options = node.config.admin
         self._node = node
         self._token = token
-        self._address = _address(options)
+        self._listener = listener
+        self._bound_to = options.bind.rpartition(":")[0].strip("[]").lower()
         self._loop = asyncio.new_event_loop()
         self._runner: web.AppRunner | None = None
         self._thread = threading.Thread(target=self._loop.run_forever, name="kvferry-admin", daemon=True)
@@ -64,13 +69,8 @@ class AdminServer:
         except TimeoutError:
             self.close()
             raise DeadlineExceededError(
-                f"admin.bind {options.bind}: not listening after {_START_S:g} s"
+                f"admin.bind {options.bind}: not serving after {_START_S:g} s; the machine is overloaded"
             ) from None
-        except OSError as error:
-            self.close()
-            raise ResourceExhaustedError(
-                f"admin.bind {options.bind}: {error.strerror}; choose another port, or 0 for any free one"
-            ) from error
 
     def close(self) -> None:
         """Stop listening; idempotent."""
@@ -81,6 +81,7 @@ class AdminServer:
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join(_START_S)
         self._loop.close()
+        self._listener.close()
 
     async def _start(self) -> str:
         app = web.Application(middlewares=[self._guard])
@@ -92,8 +93,7 @@ class AdminServer:
         app.router.add_post("/drain", self._drain)
         self._runner = web.AppRunner(app, access_log=None)
         await self._runner.setup()
-        site = web.TCPSite(self._runner, self._address.host, self._address.port)
-        await site.start()
+        await web.SockSite(self._runner, self._listener).start()
         host, port = self._runner.addresses[0][:2]
         return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
@@ -109,12 +109,24 @@ class AdminServer:
             and not await asyncio.to_thread(_is_ours, request)
         ):
             return _denied("this is for the node's own user; others need admin.token_file", 403)
+        host = request.headers.get("Host", "")
+        if not self._token and not self._is_named_by(host):
+            return _denied(
+                f"the Host header names {host!r}, as that of a web page whose name points here would; ask by "
+                "localhost or a loopback address, or set admin.token_file",
+                403,
+            )
         if request.method not in ("GET", "HEAD") and "Origin" in request.headers:
             return _denied("web pages cannot do this", 403)
         try:
             return await handler(request)
         except KVFerryError as error:
             return _json({"error": {"code": error.code, "message": str(error)}}, _HTTP.get(error.code, 500))
+
+    def _is_named_by(self, host: str) -> bool:
+        """Whether a Host header names this machine by itself, or the address that `admin.bind` has."""
+        name = _name_of(host)
+        return name in ("", "localhost", self._bound_to) or _is_loopback(name)
 
     async def _health(self, _request: web.Request) -> web.Response:
         problems = self._node.problems()
@@ -167,18 +179,42 @@ def read_token(options: AdminOptions) -> bytes:
 
     Raises `ConfigError` if there is none and the interface can be reached from outside, or it cannot be read.
     """
-    if options.token_file:
-        try:
-            token = Path(options.token_file).read_bytes().strip()
-        except OSError as error:
-            raise ConfigError(f"admin.token_file {options.token_file}: {error.strerror}") from error
-        if not token:
-            raise ConfigError(f"admin.token_file {options.token_file} is empty")
+    token = admin_token(options)
+    if token:
         return token
-    address = _address(options)
-    if not ipaddress.ip_address(address.host.partition("%")[0]).is_loopback:
+    if not _is_loopback(_address(options).host):
         raise ConfigError(f"admin.bind {options.bind} can be reached from outside: set admin.token_file")
     return b""
+
+
+def listen(options: AdminOptions) -> socket.socket:
+    """Return a socket that listens at `admin.bind`, to be served later.
+
+    Raises `ConfigError`, `ResourceExhaustedError` (the port is in use).
+    """
+    address = _address(options)
+    family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
+    try:
+        return socket.create_server((address.host, address.port), family=family, backlog=_BACKLOG)
+    except OSError as error:
+        raise ResourceExhaustedError(
+            f"admin.bind (--admin) {options.bind}: {error.strerror}; choose another port, or 0 for any"
+        ) from error
+
+
+def _name_of(host: str) -> str:
+    """Return the name or address in a Host header, without its port."""
+    name = host.strip().lower()
+    if name.startswith("["):
+        return name[1:].partition("]")[0]
+    return name.partition(":")[0]
+
+
+def _is_loopback(address: str) -> bool:
+    try:
+        return ipaddress.ip_address(address.partition("%")[0]).is_loopback
+    except ValueError:
+        return False
 
 
 def _address(options: AdminOptions) -> Endpoint:

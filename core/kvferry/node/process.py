@@ -18,7 +18,7 @@ from kvferry import _native, meta
 from kvferry._native import Endpoint, NodeStats
 from kvferry.config import Config, approximate_size, format_size
 from kvferry.errors import KVFerryError
-from kvferry.node.admin import AdminServer, read_token
+from kvferry.node.admin import AdminServer, listen, read_token
 from kvferry.node.metrics import NodeMetrics
 from kvferry.store import Advert, Advertisement, node_options
 
@@ -43,6 +43,8 @@ class NodeProcess:
         self._draining = False
         self._closing = ExitStack()
         with ExitStack() as undo:  # what has been started ends if the rest cannot be
+            # Before anything else: a node that others have seen must not go again because of a port.
+            listener = undo.enter_context(listen(config.admin))
             self._native = _native.Node(node_options(config))
             undo.callback(self._native.close)
             store = meta.open_store(config.cluster, config.transfer.cluster_secret)
@@ -61,7 +63,7 @@ class NodeProcess:
             self._membership.on_change(self._take_view)
             self._take_view(self._membership.join())
             self.metrics = NodeMetrics(self._native, self._membership)
-            self.admin = AdminServer(self, token)
+            self.admin = AdminServer(self, token, listener)
             undo.callback(self.admin.close)
             advert = Advert(
                 node_id=self._native.node_id,
