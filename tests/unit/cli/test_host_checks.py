@@ -401,6 +401,51 @@ def test_a_port_in_use_is_a_warning_and_an_address_of_another_host_an_error(
     assert "correct transfer.bind" in check.fix
 
 
+@pytest.fixture
+def unknown_hosts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No name server is asked."""
+
+    def nobody_knows(host: str, *_: object, **__: object) -> None:
+        raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
+
+    monkeypatch.setattr("kvferry.config.hosts.socket.getaddrinfo", nobody_knows)
+
+
+@pytest.mark.usefixtures("unknown_hosts")
+@pytest.mark.parametrize(
+    ("name", "value", "words"),
+    [
+        ("ADMIN_TOKEN_FILE", "/no/such/token", "admin.token_file /no/such/token: No such file"),
+        ("CLUSTER_CA_FILE", "/no/such/ca.pem", "cannot read /no/such/ca.pem: No such file"),
+        ("STORE_NODE", "nobody.invalid:7000", "the host 'nobody.invalid' cannot be found"),
+        ("ADMIN_BIND", "nobody.invalid:0", "the host 'nobody.invalid' cannot be found"),
+        ("ROUTER_HOST", "nobody.invalid", "the host 'nobody.invalid' cannot be found"),
+        ("TRANSFER_BIND", "nobody.invalid:0", "the host 'nobody.invalid' cannot be found"),
+        ("CLUSTER_STORE", "etcd://127.0.0.1:2379", "transfer.cluster_secret_file"),
+    ],
+)
+def test_files_and_hosts_that_settings_name_and_nobody_has_are_an_error(
+    name: str, value: str, words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(f"KVFERRY_{name}", value)
+    check = native.check_settings()
+    assert check.level is Level.ERROR
+    assert words in check.summary
+    assert name.lower().replace("_", ".", 1) in check.summary
+
+
+@pytest.mark.usefixtures("unknown_hosts")
+def test_the_hosts_of_etcd_are_looked_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KVFERRY_TRANSFER_CLUSTER_SECRET", "0123456789abcdef")
+    monkeypatch.setenv("KVFERRY_CLUSTER_STORE", "etcd://nobody.invalid:2379")
+    check = native.check_settings()
+    assert check.level is Level.ERROR
+    assert (
+        "cluster.store (from environment KVFERRY_CLUSTER_STORE): the host 'nobody.invalid'" in check.summary
+    )
+    assert "0123456789abcdef" not in check.summary
+
+
 def test_settings_are_judged_without_an_engine_where_the_native_module_is_missing() -> None:
     def start(_: object) -> None:
         raise ImportError("libfoo.so: no such file")

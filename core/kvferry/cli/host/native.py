@@ -7,6 +7,7 @@ import importlib
 from collections.abc import Callable
 
 from kvferry.cli.host.model import Check, Level, distribution_version
+from kvferry.cli.host.settings import problems
 from kvferry.config import Config, TransferOptions, explain_changes, load_config
 from kvferry.errors import ConfigError, KVFerryError
 
@@ -60,6 +61,9 @@ def check_settings(start: Callable[[TransferOptions], None] = try_engine) -> Che
         return Check("settings", Level.OK, explain_changes(config))  # `check_native` reports it
     except KVFerryError as error:
         return _refused(config, error)
+    wrong = problems(config)
+    if wrong:
+        return Check("settings", Level.ERROR, "; ".join(wrong), "correct them; see kvferry config --explain")
     return Check("settings", Level.OK, explain_changes(config))
 
 
