@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
+from typing import TextIO
 
 import click
 
@@ -66,6 +67,8 @@ def get(*, config: Config, key: str, output: str | None) -> None:
     """Write the object under KEY (hex:... for bytes) to standard output or a file."""
     from kvferry.store import open_store
 
+    if not output:
+        _need(sys.stdout, "output", "name a file with --output")
     with open_store(config) as store:
         value = store.get(key_of(key))
     if value is None:
@@ -77,6 +80,12 @@ def get(*, config: Config, key: str, output: str | None) -> None:
             raise ConfigError(f"cannot write {output}: {error.strerror}") from error
     else:
         sys.stdout.buffer.write(value)
+
+
+def _need(stream: TextIO | None, what: str, advice: str) -> None:
+    """Raise ConfigError for a standard stream that whoever called us has closed."""
+    if stream is None:
+        raise ConfigError(f"standard {what} is closed: {advice}")
 
 
 @click.command("put")
@@ -100,6 +109,8 @@ def put(
     """
     from kvferry.store import open_store
 
+    if source == "-":
+        _need(sys.stdin, "input", "name a file as SOURCE")
     try:
         value = sys.stdin.buffer.read() if source == "-" else Path(source).read_bytes()
     except OSError as error:
@@ -117,7 +128,7 @@ def put(
 
 @click.command("rm")
 @click.argument("keys", nargs=-1)
-@click.option("--tag", help="Remove all objects with this tag.")
+@click.option("--tag", help="Remove all objects with this tag that living nodes hold.")
 @node_flags
 def rm(*, config: Config, keys: tuple[str, ...], tag: str | None) -> int:
     """Remove the objects under KEYS (hex:... for bytes), or all with a tag.

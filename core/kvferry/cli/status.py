@@ -74,8 +74,8 @@ def text_of(document: Mapping[str, Any]) -> str:
         wear = stats["ssd_written"] / stats["ssd_stored"] if stats["ssd_stored"] else 0.0
         skipped = stats["counters"].get("ssd_skipped_total", 0)
         lines.append(
-            f"ssd     {_bar(stats['ssd_used'], stats['ssd_bytes'])}  {stats['ssd_objects']} objects, "
-            f"{wear:.2f} bytes written per byte stored"
+            f"ssd     {_bar(stats['ssd_used'], stats['ssd_bytes'])}  {stats['ssd_objects']} objects not in "
+            f"memory, {wear:.2f} bytes written per byte stored"
             + (f", {skipped} objects forgotten that the disk did not take" if skipped else "")
         )
     lines += [

@@ -110,7 +110,8 @@ class RouterOptions(Options, frozen=True, kw_only=True):
         Meta(
             description="`auto`: once a prefill server's transfer address is known from an earlier answer, "
             "the decode server gets the request at the same time and reads the KV cache while it is "
-            "computed. `pull`: the decode server always gets it after the prefill server has finished."
+            "computed. `pull`: the decode server always gets it after the prefill server has finished, which "
+            "is the only way with `engine` `lmdeploy`, and none with `sglang`."
         ),
     ] = "auto"
     prefill_events: Annotated[

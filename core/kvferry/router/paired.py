@@ -48,6 +48,11 @@ def bootstrap_ports(options: RouterOptions, pool: Pool) -> dict[Instance, int]:
             raise ConfigError(
                 f"router.{name} is for vLLM's servers: leave it out with router.engine {options.engine}"
             )
+    if options.engine == "sglang" and options.handoff == "pull":
+        raise ConfigError(
+            "router.handoff pull is not possible with router.engine sglang: both servers always get the "
+            "request together; leave it out"
+        )
     if options.engine != "sglang":
         if given:
             raise ConfigError("router.bootstrap_ports is for SGLang's servers: set router.engine to sglang")

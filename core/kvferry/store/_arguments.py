@@ -17,6 +17,7 @@ from kvferry.transfer import Memory, memory_of
 Keys = Sequence[bytes | str] | np.ndarray
 
 _EMPTY = Memory(0, 0, read_only=False, owner=b"")
+_LEAST_TTL_S = 0.001  # what the native store counts in
 _MAX_SECONDS = 1e6  # as the native store cuts times
 _NUMBERS: Any = (float, int, numbers.Real)  # what most times are comes first
 
@@ -28,6 +29,16 @@ def seconds_argument(name: str, value: Any) -> float:
     if not value >= 0:
         raise InvalidArgumentError(f"{name}: a time of {value} s is not possible")
     return _MAX_SECONDS if value > _MAX_SECONDS else float(value)
+
+
+def ttl_argument(value: Any) -> float:
+    """Return a time to live. Raises `InvalidArgumentError` for one that ends before it begins."""
+    seconds = seconds_argument("ttl_s", value)
+    if seconds < _LEAST_TTL_S:
+        raise InvalidArgumentError(
+            f"ttl_s: {value} s are no time to live; {_LEAST_TTL_S:g} s is the least, None means for good"
+        )
+    return seconds
 
 
 def whole_argument(name: str, value: Any) -> int:

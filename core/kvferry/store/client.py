@@ -24,6 +24,7 @@ from kvferry.store._arguments import (
     seconds_argument,
     tag_argument,
     tags_argument,
+    ttl_argument,
     whole_argument,
 )
 from kvferry.store.aio import AsyncStore
@@ -74,7 +75,7 @@ class Store:
         timeout_s: float | None = None,
     ) -> PutResult:
         """Store `value` under `key`. `replicas` 0: as the cluster's default. `ttl_s`: absent again after that
-        long, cut to 1e6 (11 days). `parent`: the key before it in its chain.
+        long, from 0.001 on and cut to 1e6 (11 days). `parent`: the key before it in its chain.
 
         Raises `ConflictError` (other bytes are there), `ResourceExhaustedError` (all memory is in use right
         now), `OutOfRangeError` (larger than the node's memory), `InvalidArgumentError`, `UnavailableError`,
@@ -135,7 +136,7 @@ class Store:
                 f"{replicas} replicas are not possible, only 1 to {_MAX_REPLICAS} (0: as the cluster has it)"
             )
         arguments.replicas = replicas
-        arguments.ttl_s = None if ttl_s is None else seconds_argument("ttl_s", ttl_s)
+        arguments.ttl_s = None if ttl_s is None else ttl_argument(ttl_s)
         arguments.tags = tags_argument(tags)
         arguments.chain = flag_argument("chain", chain)
         return arguments
@@ -292,7 +293,12 @@ class Store:
         return self._native.remove(keys_argument(keys), self._timeout(timeout_s))
 
     def remove_tag(self, tag: str, *, timeout_s: float | None = None) -> int:
-        """Remove all objects of this tenant that were put with `tag`; return how many."""
+        """Remove all objects of this tenant that were put with `tag`; return how many.
+
+        Only what living nodes hold is found: one that left the cluster before, and comes back with objects
+        on its SSD, has theirs again, to be removed by another call. Raises `UnavailableError` or
+        `DeadlineExceededError` naming a member that did not answer; the rest is removed.
+        """
         return self._native.remove_tag(tag_argument(tag), self._timeout(timeout_s))
 
     def prefetch(self, keys: Keys, *, within_s: float = 30.0) -> None:

@@ -18,10 +18,10 @@ def open_store(config: Config | None = None, *, node: str | Endpoint | None = No
     A host name is looked up now. Raises `UnavailableError` (no such node or host, or it does not answer),
     `ConfigError`, `UnauthenticatedError`, `AccessDeniedError` (it belongs to another cluster).
     """
-    config = load_config() if config is None else config
+    config = _config_argument(config)
     options = client_options(config)
     if node:
-        endpoint = node if isinstance(node, Endpoint) else Endpoint(resolve_address(node))
+        endpoint = _node_argument(node)
     elif config.store.node:
         endpoint = named_node(config)
     else:
@@ -37,10 +37,29 @@ def open_embedded(config: Config | None = None) -> Store:
 
     Raises `ResourceExhaustedError` (memory), `ConfigError`, `UnavailableError` (the SSD directory).
     """
-    config = load_config() if config is None else config
+    config = _config_argument(config)
     node = _native.Node(node_options(config))
     native = _native.Store.embedded(node, client_options(config))
     return Store(native, timeout_s=config.store.timeout_s, owned=node)
+
+
+def _config_argument(config: Config | None) -> Config:
+    if config is None:
+        return load_config()
+    if not isinstance(config, Config):
+        raise InvalidArgumentError(
+            f"config is what load_config() returns, not {type(config).__name__}; an address is given as "
+            "open_store(node=...), settings as load_config({...})"
+        )
+    return config
+
+
+def _node_argument(node: str | Endpoint) -> Endpoint:
+    if isinstance(node, Endpoint):
+        return node
+    if not isinstance(node, str):
+        raise InvalidArgumentError(f"node is an address such as 127.0.0.1:7000, not {type(node).__name__}")
+    return Endpoint(resolve_address(node))
 
 
 def check_settings(config: Config) -> None:

@@ -52,6 +52,20 @@ def test_what_was_put_can_be_got_listed_and_removed(
     assert capsys.readouterr().err == "error: there is no object under plain\n"
 
 
+def test_closed_streams_are_named(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As by `kvferry get key >&-`: Python then has no such stream at all."""
+    with monkeypatch.context() as closed:
+        closed.setattr("sys.stdout", None)
+        assert main(["get", "plain"]) == 2
+    assert "standard output is closed: name a file with --output" in capsys.readouterr().err
+    with monkeypatch.context() as closed:
+        closed.setattr("sys.stdin", None)
+        assert main(["put", "plain", "-"]) == 2
+    assert "standard input is closed: name a file" in capsys.readouterr().err
+
+
 def test_fewer_replicas_than_asked_for_are_said_and_are_exit_code_1(
     source: str, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -20,8 +20,18 @@ def test_a_node_that_stands_still_is_not_waited_for_long(capsys: pytest.CaptureF
     assert TIMEOUT_S <= 3
 
 
+def test_objects_that_are_on_ssd_as_well_are_not_said_to_be_missing_there() -> None:
+    """With write-through all objects are there, and 0 of them only there."""
+    stats = {"ssd_bytes": 1 << 30, "ssd_used": 1 << 20, "ssd_objects": 0, "ssd_written": 0, "ssd_stored": 0}
+    assert "0 objects not in memory" in text_of(document_with(counters={}, **stats))
+
+
 def test_the_index_is_counted_once() -> None:
-    document: dict[str, Any] = {
+    assert "metadata 20 MiB\n" in text_of(document_with())
+
+
+def document_with(**stats: Any) -> dict[str, Any]:
+    return {
         "node_id": "0" * 32,
         "endpoint": "127.0.0.1:7000",
         "cluster": "local",
@@ -39,6 +49,6 @@ def test_the_index_is_counted_once() -> None:
             "directory_entries": 0,
             "index_bytes": 12 << 20,
             "metadata_bytes": 20 << 20,
+            **stats,
         },
     }
-    assert "metadata 20 MiB\n" in text_of(document)

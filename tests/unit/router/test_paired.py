@@ -173,6 +173,7 @@ async def test_a_prefill_that_takes_too_long_ends_the_request() -> None:
         ({"prefill": ()}, "give --prefill"),
         ({"prefill_events": ("ipc:///x",)}, "leave it out"),
         ({"encode": ("http://127.0.0.1:3",)}, "leave it out"),
+        ({"handoff": "pull"}, "always get the request together"),
     ],
 )
 def test_settings_that_do_not_fit_together_are_refused(options: dict[str, object], text: str) -> None:

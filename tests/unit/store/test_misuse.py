@@ -15,7 +15,7 @@ import pytest
 from tests.unit.store.conftest import settings
 
 from kvferry.errors import CancelledError, InvalidArgumentError, OutOfRangeError, UnsupportedError
-from kvferry.store import Runs, Store, open_embedded
+from kvferry.store import Runs, Store, open_embedded, open_store
 
 DEADLINE_S = 30.0
 
@@ -130,6 +130,25 @@ def test_what_is_no_time_is_named(store: Store, wrong: Any) -> None:
         with pytest.raises(InvalidArgumentError, match="timeout_s"):
             call()
     assert list(store.scan()) == []
+
+
+@pytest.mark.parametrize("ttl_s", [0, 0.0, 1e-9, 0.0009])
+def test_what_would_be_absent_at_once_is_not_put(store: Store, ttl_s: float) -> None:
+    for call in (
+        lambda: store.put("key", b"value", ttl_s=ttl_s),
+        lambda: store.put_many(["key"], [b"value"], ttl_s=ttl_s),
+    ):
+        with pytest.raises(InvalidArgumentError, match=r"ttl_s.*0\.001 s is the least"):
+            call()
+
+
+def test_an_address_in_place_of_a_configuration_is_named() -> None:
+    wrong: Any = "127.0.0.1:7000"
+    for call in (lambda: open_store(wrong), lambda: open_embedded(wrong)):
+        with pytest.raises(InvalidArgumentError, match=r"not str; an address is given as open_store\(node="):
+            call()
+    with pytest.raises(InvalidArgumentError, match=r"address such as .*, not int"):
+        open_store(settings(), node=7000)  # type: ignore[arg-type]
 
 
 def test_times_of_any_number_type(store: Store) -> None:
