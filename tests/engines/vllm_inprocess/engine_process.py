@@ -343,6 +343,16 @@ def bear_llvmlite() -> None:
     dispatcher.vars = lambda found: vars(found) if hasattr(vars(found), "get") else {}
 
 
+def allow_layout(name: str) -> None:
+    """Let vLLM's CPU backend lay its cache out otherwise than layer by layer: its kernels go by strides, and
+    the inside of a block stays as it is; only its declaration says LBHNC alone."""
+    from vllm.v1.attention.backends.cpu_attn import CPUAttentionBackend
+    from vllm.v1.kv_cache_layout import KVCacheLayout
+
+    layouts = (KVCacheLayout.LBHNC, KVCacheLayout[name])
+    CPUAttentionBackend.supported_kv_cache_layouts = classmethod(lambda _: layouts)
+
+
 def child(order: dict[str, Any]) -> None:
     with Path(order["log"]).open("ab", buffering=0) as log:
         os.dup2(log.fileno(), 1)
@@ -354,6 +364,8 @@ def child(order: dict[str, Any]) -> None:
             enter_network(order["namespace"])
         if str(order["kv"].get("kv_connector", "")).startswith("LMCache"):
             bear_llvmlite()
+        if "VLLM_KV_CACHE_LAYOUT" in os.environ:
+            allow_layout(os.environ["VLLM_KV_CACHE_LAYOUT"])
         cores = os.sched_getaffinity(0)
         engine = EngineProcess(order)
         os.sched_setaffinity(0, cores)  # NixlConnector pins every engine to the machine's last core

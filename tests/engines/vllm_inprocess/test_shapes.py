@@ -147,6 +147,37 @@ def test_prompts_that_both_engines_get_at_once_are_read_at_their_end(lab: Lab, s
         prefill.all_blocks_free()
 
 
+@pytest.mark.parametrize("model", ["tiny", "sliding"])
+def test_layers_side_by_side(lab: Lab, tmp_path: Path, extent: Any, model: str) -> None:
+    """One engine keeps all layers of a block together (BLHNC), the other all blocks of a layer."""
+    if model == "sliding" and not extent.long:
+        pytest.skip("the same with two groups: --long")
+    pool = POOL | {"cluster.directory": str(tmp_path)}
+    with (
+        lab.engine(
+            "kv_both",
+            options=pool,
+            environ={"VLLM_KV_CACHE_LAYOUT": "BLHNC"},
+            model=str(model_folder(model)),
+        ) as blocks,
+        lab.engine("kv_both", options={"pool.enabled": "off"}, model=str(model_folder(model))) as layers,
+    ):
+        assert "Using BLHNC KV cache layout" in blocks.log.read_text(errors="replace")
+        hand_off(blocks, layers, [*numbered(2, 150), *numbered(1, 700)])
+        asked = numbered(2, 150, seed=1)
+        expected = tokens_of(layers.run(asked, MAX_TOKENS))
+        params = layers.prefill(asked)
+        before = blocks.metric(LOADED)
+        assert tokens_of(blocks.run(asked, MAX_TOKENS, params)) == expected
+        assert blocks.metric(LOADED) - before == len(asked)
+        blocks.all_blocks_free()
+        assert blocks.call("forget_prefixes")
+        before = blocks.metric(HITS)
+        assert tokens_of(blocks.run(asked, MAX_TOKENS)) == expected
+        assert blocks.metric(HITS) - before == len(asked) * (150 // BLOCK * BLOCK)
+        layers.all_blocks_free()
+
+
 @pytest.mark.slow
 def test_tensor_parallel_with_other_block_sizes(lab: Lab) -> None:
     asked = numbered(3, 150)
