@@ -24,7 +24,7 @@ _TINY_MAKER = _MAKERS / "make_tiny_model.py"
 # These two use the other one.
 _AUDIO_MAKER = _MAKERS / "make_tiny_audio_model.py"
 _KINDS_MAKER = _MAKERS / "make_tiny_kinds.py"
-_KINDS = ("mla", "mamba", "images", "eagle", "eagle3", "mtp")
+_KINDS = ("mla", "mamba", "delta", "images", "eagle", "eagle3", "mtp")
 _TINY: dict[str, tuple[Path, tuple[str, ...]]] = {
     "tiny": (_TINY_MAKER, ()),
     "sliding": (_TINY_MAKER, ("--sliding-window", "128")),

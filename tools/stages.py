@@ -122,7 +122,7 @@ def _engine_folders(*prefixes: str) -> list[str]:
 def _engines(context: Context) -> list[Command]:
     env = {"KVFERRY_VLLM_PYTHON": str(python_of(ensure_overlay("vllm")))}
     env["KVFERRY_PEERS_PYTHON"] = str(python_of(ensure_env("peers")))
-    for name in ("tiny", "sliding", "smollm2", "audio", "mla", "mamba", "images", "eagle3", "mtp"):
+    for name in ("tiny", "sliding", "smollm2", "audio", "mla", "mamba", "delta", "images", "eagle3"):
         env[f"KVFERRY_MODEL_{name.upper()}"] = str(ensure_model(name))
     arguments = [*_engine_folders("vllm"), "--durations=15"]
     return [_pytest(context, "pytest vLLM", *arguments, env=env, timeout_s=2400.0)]

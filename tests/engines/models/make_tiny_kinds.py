@@ -2,9 +2,10 @@
 
 Run with an interpreter that has torch, transformers and tokenizers:
 
-    python make_tiny_kinds.py OUT_DIR --kind mla|mamba|images|eagle|eagle3|mtp [--seed 0]
+    python make_tiny_kinds.py OUT_DIR --kind mla|mamba|delta|images|eagle|eagle3|mtp [--seed 0]
 
-`mla`: latent attention (DeepSeek V2). `mamba`: attention beside Mamba 2 in each layer (Falcon H1). `images`:
+`mla`: latent attention (DeepSeek V2). `mamba`: attention beside Mamba 2 in each layer (Falcon H1). `delta`:
+one layer of attention, three with gated delta nets (Qwen3-Next). `images`:
 reads images (Idefics 3), by a processor and a model of vLLM's that need no torchvision. `eagle`, `eagle3`:
 one-layer heads that guess ahead for the `tiny` model. `mtp`: a model that guesses ahead itself (MiMo).
 """
@@ -89,6 +90,20 @@ def make_mamba(_out: Path, text: dict[str, Any]) -> Any:
         **text, mamba_d_ssm=HIDDEN, mamba_n_heads=4, mamba_d_head=64, mamba_d_state=32, mamba_chunk_size=64
     )
     return FalconH1ForCausalLM(config)
+
+
+def make_delta(_out: Path, text: dict[str, Any]) -> Any:
+    """With experts: vLLM's model is made for nothing else."""
+    from transformers import Qwen3NextConfig, Qwen3NextForCausalLM
+
+    heads = {"linear_num_key_heads": 2, "linear_num_value_heads": 4}
+    dims = {"head_dim": 64, "linear_key_head_dim": 64, "linear_value_head_dim": 64}
+    experts = {"num_experts": 4, "num_experts_per_tok": 2}
+    inner = {"moe_intermediate_size": 64, "shared_expert_intermediate_size": 64}
+    kinds = ["linear_attention"] * 3 + ["full_attention"]
+    sizes = {**text, "num_hidden_layers": len(kinds)}
+    config = Qwen3NextConfig(**sizes, **heads, **dims, **experts, **inner, layer_types=kinds)
+    return Qwen3NextForCausalLM(config)
 
 
 def make_images(out: Path, text: dict[str, Any]) -> Any:
@@ -190,6 +205,7 @@ def make_mtp(_out: Path, text: dict[str, Any]) -> Any:
 KINDS = {
     "mla": make_mla,
     "mamba": make_mamba,
+    "delta": make_delta,
     "images": make_images,
     "eagle": make_eagle,
     "eagle3": make_eagle3,

@@ -52,7 +52,7 @@ def answers_and_guesses(
 def test_layers_of_a_draft_are_handed_off_and_pooled(
     lab: Lab, tmp_path: Path, extent: Any, kind: str
 ) -> None:
-    if kind == "eagle" and not extent.long:
+    if kind != "eagle3" and not extent.long:
         pytest.skip("much the same as eagle3: --long")
     pool = POOL | {"cluster.directory": str(tmp_path)}
     with (
