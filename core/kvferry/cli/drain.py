@@ -27,5 +27,6 @@ def command(*, config: Config, admin: str | None, timeout_s: int) -> int:
     left = answer.get("left")
     if not isinstance(left, int):
         raise UnavailableError(f"{base} is no node's HTTP interface")
-    click.echo(f"drained, {left} object(s) left behind", err=True)
+    why = ": no other member took them in that time" if left else ""
+    click.echo(f"drained, {left} object(s) left behind{why}", err=True)
     return 1 if left else 0

@@ -86,18 +86,34 @@ def ask(
         with urllib.request.urlopen(request, timeout=timeout_s) as answer:  # noqa: S310
             document = json.loads(answer.read(_MAX_ANSWER_BYTES))
     except urllib.error.HTTPError as error:
-        hint = ": set admin.token_file" if error.code == 401 else ""
-        raise UnavailableError(f"{base}{path} answered {error.code} {error.reason}{hint}") from error
+        raise UnavailableError(
+            f"{base}{path} answered {error.code} {error.reason}{_reason_of(error)}"
+        ) from error
     except TimeoutError as error:
         raise UnavailableError(
             f"{base}{path} did not answer within {timeout_s:g} s: the node may be stopped (SIGSTOP, a "
             "debugger) or its machine overloaded; --timeout gives it longer"
         ) from error
     except (OSError, ValueError) as error:
-        raise UnavailableError(f"{base}{path} does not answer: {error}") from error
+        why = getattr(error, "reason", error)  # of urllib's own errors
+        why = getattr(why, "strerror", None) or why
+        raise UnavailableError(
+            f"{base}{path} does not answer: {why}; look whether a node runs there, and what its log says its "
+            "admin address is"
+        ) from error
     if not isinstance(document, dict) or (path == "/status" and "stats" not in document):
         raise UnavailableError(f"{base}{path} is no node's HTTP interface")
     return document
+
+
+def _reason_of(error: urllib.error.HTTPError) -> str:
+    """What a node has to say on its refusal."""
+    if error.code == 401:
+        return ": set admin.token_file to the file with the token that the node has"
+    try:
+        return f": {json.loads(error.read(_MAX_ANSWER_BYTES))['error']['message']}"
+    except (OSError, ValueError, KeyError, TypeError):  # no node's answer
+        return ""
 
 
 def _token(config: Config) -> dict[str, str]:

@@ -105,16 +105,20 @@ def test_a_drained_node_has_left_nothing_behind(
         first.kill()
         assert main(["get", "moves", "--node", second.advert.endpoint, "-o", str(tmp_path / "copy")]) == 0
         assert main(["drain", "--admin", first.advert.admin]) == 2
+        assert (
+            "/drain?timeout_s=60 does not answer: Connection refused; look whether" in capsys.readouterr().err
+        )
     assert (tmp_path / "copy").read_bytes() == b"x" * 2048
 
 
 def test_a_lone_node_cannot_hand_on_what_it_holds(
-    source: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    source: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("KVFERRY_CLUSTER_DIRECTORY", str(tmp_path))
     with NodeChild(tmp_path, "--dram", "16MiB"):
         assert main(["put", "stays", source]) == 0
         assert main(["drain", "--timeout", "1"]) == 1
+        assert "1 object(s) left behind: no other member took them" in capsys.readouterr().err
 
 
 def test_who_is_no_node_cannot_be_drained(capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import socket
+import threading
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from typing import Any
 
 import pytest
@@ -18,6 +20,22 @@ def test_a_node_that_stands_still_is_not_waited_for_long(capsys: pytest.CaptureF
     assert error.startswith(f"error: {url}/status did not answer within 0.2 s: the node may be stopped")
     assert "--timeout" in error
     assert TIMEOUT_S <= 3
+
+
+def test_why_a_node_refuses_is_said(capsys: pytest.CaptureFixture[str]) -> None:
+    class Refusing(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(403)
+            self.end_headers()
+            self.wfile.write(b'{"error": {"code": "access_denied", "message": "ask by localhost"}}')
+
+    with HTTPServer(("127.0.0.1", 0), Refusing) as server:
+        server.timeout = 60
+        answering = threading.Thread(target=server.handle_request)
+        answering.start()
+        assert main(["status", "--admin", f"http://127.0.0.1:{server.server_port}", "--timeout", "30"]) == 2
+        answering.join(60)
+    assert "/status answered 403 Forbidden: ask by localhost\n" in capsys.readouterr().err
 
 
 def test_objects_that_are_on_ssd_as_well_are_not_said_to_be_missing_there() -> None:
