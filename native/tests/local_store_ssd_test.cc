@@ -335,6 +335,31 @@ TEST_P(BurstOnASlowDisk, LosesNothing) {
 INSTANTIATE_TEST_SUITE_P(Modes, BurstOnASlowDisk, ::testing::Values(WriteMode::kWriteBack, WriteMode::kWriteThrough),
                          [](const auto& mode) { return mode.param == WriteMode::kWriteBack ? "Back" : "Through"; });
 
+// As many objects as there may be, and each is being written: one of them can go soon.
+TEST_F(SsdStore, WaitsForAPlaceOfAnObjectThatIsBeingWritten) {
+  disk_ = std::make_shared<FaultyDisk>();
+  NodeOptions few = options();
+  few.max_objects = 2;
+  few.ssd_write = WriteMode::kWriteThrough;
+  open(few);
+  const auto stuck = std::make_shared<std::atomic<bool>>(true);
+  disk_->fail_requests([stuck](IoRequest*) {
+    while (*stuck) std::this_thread::sleep_for(milliseconds(1));
+    return std::optional<std::int64_t>();
+  });
+  for (std::uint64_t number = 0; number < 2; ++number) {
+    ASSERT_TRUE(node().put(number, 4096).ok());
+    std::this_thread::sleep_for(milliseconds(50));  // each of the movers has taken one, most likely
+  }
+  std::thread later([stuck] {
+    std::this_thread::sleep_for(milliseconds(200));
+    *stuck = false;
+  });
+  const Status status = node().put(2, 4096);
+  later.join();
+  EXPECT_TRUE(status.ok()) << status.to_string();
+}
+
 TEST_F(SsdStore, WaitsForAStuckDiskForAWhileOnly) {
   disk_ = std::make_shared<FaultyDisk>();
   open(options());

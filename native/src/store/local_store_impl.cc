@@ -138,7 +138,7 @@ Result<Reserved> LocalStoreImpl::reserve(Session session, const NewObject& objec
     return reserved;
   }
   KVF_ASSIGN_OR_RETURN(reserved.places, make_room(lock, object.bytes, deadline, Purpose::kPut));
-  auto slot = make_slot();
+  auto slot = make_slot(lock, deadline);
   if (!slot.ok()) {
     memory_.give_back(reserved.places, object.bytes);
     return slot.status();

@@ -79,7 +79,7 @@ class LocalStoreImpl final : public LocalStore {
   enum class Purpose { kPut, kLoad };
   Result<std::vector<Place>> make_room(Lock& lock, std::uint64_t bytes, Deadline deadline, Purpose purpose);
   std::optional<std::vector<Place>> take_room(std::uint64_t bytes, Purpose purpose);
-  Result<Slot> make_slot();
+  Result<Slot> make_slot(Lock& lock, Deadline deadline);
   std::uint64_t pinned_bytes() const;
   bool could_fit(std::uint64_t bytes) const;
   bool more_may_leave() const;
@@ -104,6 +104,7 @@ class LocalStoreImpl final : public LocalStore {
   enum class Waited { kChanged, kStuck, kLate };
   bool nothing_moves();
   Waited wait_for_tiering(Lock& lock, std::uint64_t missing, Deadline until, std::uint64_t of_load);
+  bool wait_for_log(Lock& lock, Deadline until);
   void call_for_tiering();
   void room_changed();
   void tiering();

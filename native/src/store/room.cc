@@ -60,7 +60,7 @@ Result<std::vector<Place>> LocalStoreImpl::make_room(Lock& lock, std::uint64_t b
   return no_room(bytes);
 }
 
-Result<Slot> LocalStoreImpl::make_slot() {
+Result<Slot> LocalStoreImpl::make_slot(Lock& lock, Deadline deadline) {
   const auto only_on_ssd = [this](Slot slot) {
     return table_->entry(slot).held.tier == Tier::kSsd && loading_.count(table_->id(slot)) == 0;
   };
@@ -71,6 +71,7 @@ Result<Slot> LocalStoreImpl::make_slot() {
     memory_.look_at_pins();
     const Slot on_ssd = table_->ssd_objects() > 0 ? table_->ssd_victim(only_on_ssd) : kNoSlot;
     const Slot slot = on_ssd != kNoSlot ? on_ssd : next_victim();
+    if (slot == kNoSlot && wait_for_log(lock, deadline)) continue;
     if (slot == kNoSlot) break;
     counters_.add(on_ssd != kNoSlot ? StoreCounters::kSsdEvicted : StoreCounters::kEvicted);
     counters_.add(StoreCounters::kEvictedInPut);

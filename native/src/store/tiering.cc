@@ -56,6 +56,15 @@ LocalStoreImpl::Waited LocalStoreImpl::wait_for_tiering(Lock& lock, std::uint64_
   return room_changes_ == changes && expired(until) ? Waited::kLate : Waited::kChanged;
 }
 
+// What is on its way into the log can go when it is there. False: nothing is, or that takes too long.
+bool LocalStoreImpl::wait_for_log(Lock& lock, Deadline until) {
+  if (closed_ || appending_.empty() || nothing_moves() || expired(until)) return false;
+  const std::uint64_t changes = room_changes_;
+  room_made_.wait_until(lock, sooner(until, deadline_in(kLookAround)),
+                        [&] { return closed_ || room_changes_ != changes; });
+  return true;
+}
+
 void LocalStoreImpl::tiering() {
   Lock lock(mutex_);
   while (!closed_) {
