@@ -121,7 +121,7 @@ class LabEngine:
         """Prefill prompts and return what a proxy would pass on."""
         return [answer["params"] for answer in self.run(prompts, 1, [PREFILL] * len(prompts))]
 
-    def all_blocks_free(self, timeout_s: float = 20.0) -> None:
+    def all_blocks_free(self, timeout_s: float = 60.0) -> None:
         """Wait until the engine has no request and as many free blocks as at its start."""
 
         def free() -> bool:

@@ -18,7 +18,7 @@ from engines.vllm_inprocess.prompts import BLOCK, MAX_TOKENS, numbered, tokens_o
 from engines.vllm_inprocess.test_shapes import FAILED, HITS, LOADED, POOL
 from engines.vllm_inprocess.test_streaming import Router
 
-pytestmark = [pytest.mark.engine, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.engine, pytest.mark.timeout(600)]
 
 LAYER_BYTES = 2 * 4 * BLOCK * 64 * 4  # of a block: K and V, heads, tokens, head dim, float32
 LAYERS = {"eagle": 4 + 1, "eagle3": 4 + 1, "mtp": 3 + 1}

@@ -17,7 +17,7 @@ from engines.vllm_inprocess.prompts import BLOCK
 from kvferry.index import PrefixIndex
 from kvferry.router.events import EventFeed, EventSource
 
-pytestmark = [pytest.mark.engine, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.engine, pytest.mark.timeout(600)]
 
 NAME = "engine"
 
@@ -54,7 +54,7 @@ class Followed:
     def agree(self) -> None:
         """Wait until the index holds what the engine holds, with as many copies."""
         held = self.engine.call("cached_blocks")
-        until(lambda: self.known() == held, f"the index to hold {len(held)} blocks as the engine does", 30)
+        until(lambda: self.known() == held, f"the index to hold {len(held)} blocks as the engine does")
         assert self.index.engines[NAME].complete
 
 

@@ -7,11 +7,12 @@ import pytest
 from engines.engine_lab import Lab, LabEngine
 from engines.vllm_inprocess.prompts import BLOCK, MAX_TOKENS, numbered, prompts, tokens_of
 
-pytestmark = pytest.mark.engine
+pytestmark = [pytest.mark.engine, pytest.mark.timeout(600)]  # engines start in some, and machines may be slow
 
 HITS = "external_prefix_cache_hits_total"
 LOADED = "kvferry_handoff_loads_total|loaded"
 FAILED = "kvferry_handoff_loads_total|failed"
+EXPIRED = "kvferry_handoff_leases_ended_total|expired"
 
 
 def test_same_tokens_as_one_engine(prefill: LabEngine, decode: LabEngine, reference) -> None:
@@ -80,17 +81,19 @@ def test_a_prompt_that_is_all_cached_here_is_given_back(
 ) -> None:
     prompt = numbered(1, 4 * BLOCK + 1)
     decode.run(prompt, 1)
-    before = decode.metric(LOADED)
+    before, expired = decode.metric(LOADED), prefill.metric(EXPIRED)
     answers = decode.run(prompt, MAX_TOKENS, prefill.prefill(prompt))
     assert tokens_of(answers) == reference.tokens(prompt)
     assert decode.metric(LOADED) == before
-    prefill.all_blocks_free(timeout_s=10.0)
+    prefill.all_blocks_free()
+    assert prefill.metric(EXPIRED) == expired  # it was given back
 
 
 def test_several_prefill_and_decode_engines(
     lab: Lab, prefill: LabEngine, decode: LabEngine, reference
 ) -> None:
     asked = numbered(8, 100)
+    expired = prefill.metric(EXPIRED)
     with lab.engine("kv_both") as both:
         params = [*prefill.prefill(asked[:4]), *both.prefill(asked[4:])]
         first = decode.run(asked[::2], MAX_TOKENS, params[::2])
@@ -100,8 +103,10 @@ def test_several_prefill_and_decode_engines(
         # What it has prefilled itself is in its prefix cache.
         assert both.metric(LOADED) == 2
         assert both.metric(FAILED) == 0
-        both.all_blocks_free(timeout_s=2.0)
-        prefill.all_blocks_free(timeout_s=2.0)
+        both.all_blocks_free()
+        prefill.all_blocks_free()
+        assert both.metric(EXPIRED) == 0
+        assert prefill.metric(EXPIRED) == expired
 
 
 def test_over_tcp(lab: Lab, prefill: LabEngine, reference) -> None:

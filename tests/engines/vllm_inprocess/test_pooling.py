@@ -16,7 +16,7 @@ from kvferry.store import Store
 from kvferry.testing.nodes import NodeChild
 
 # Several engines start in some of these, and machines may be slow.
-pytestmark = [pytest.mark.engine, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.engine, pytest.mark.timeout(600)]
 
 HITS = "external_prefix_cache_hits_total"
 LOADED = "kvferry_pool_loads_total|loaded"

@@ -13,7 +13,7 @@ from engines.harness import model_folder, until
 from engines.vllm_inprocess.prompts import BLOCK, MAX_TOKENS, numbered, tokens_of
 from engines.vllm_inprocess.test_streaming import STREAMS, Router, loading
 
-pytestmark = [pytest.mark.engine, pytest.mark.timeout(400)]  # engines start in each
+pytestmark = [pytest.mark.engine, pytest.mark.timeout(600)]  # engines start in each
 
 HITS = "external_prefix_cache_hits_total"
 LOADED = "kvferry_handoff_loads_total|loaded"

@@ -6,6 +6,7 @@ import secrets
 import signal
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -14,7 +15,7 @@ from engines.harness import until
 from engines.vllm_inprocess.prompts import BLOCK, MAX_TOKENS, numbered, prompts, tokens_of
 from kvferry.handoff import StreamAddress, build_stream, parse_lease_address, stream_order
 
-pytestmark = pytest.mark.engine
+pytestmark = [pytest.mark.engine, pytest.mark.timeout(600)]  # engines start in some, and machines may be slow
 
 HITS = "external_prefix_cache_hits_total"
 LOADED = "kvferry_handoff_loads_total|loaded"
@@ -68,6 +69,22 @@ class Growth:
         return float(self._engine.metric(key) - self._before.get(key, 0.0))
 
 
+def read_early(prefill: LabEngine, decode: LabEngine, reference: Any, timeout_s: float = 60.0) -> None:
+    """Send prompts to both until layers of one are read while it is computed: an engine that is held up
+    reads all of it at its end."""
+    router = Router(prefill, decode)
+    seeds = iter(range(40, 1000))
+
+    def early() -> bool:
+        asked = numbered(1, 1200, seed=next(seeds))
+        there, here = router.send(asked[0])
+        assert tokens_of(decode.wait([here])) == reference.tokens(asked)
+        prefill.wait([there])
+        return decode.metric(EARLY) > 0
+
+    until(early, "layers to be read while a prompt is computed", timeout_s)
+
+
 def test_same_tokens_as_one_engine(prefill: LabEngine, decode: LabEngine, reference) -> None:
     router = Router(prefill, decode)
     asked = [prompt for prompt in prompts() if len(prompt) > 1]
@@ -82,7 +99,8 @@ def test_same_tokens_as_one_engine(prefill: LabEngine, decode: LabEngine, refere
     assert tokens_of(answers) == reference.tokens(asked)
     assert grown(LOADED) == len(asked)
     assert grown(HITS) == sum(len(prompt) for prompt in asked)
-    assert grown(EARLY) > 0
+    if grown(EARLY) == 0:
+        read_early(prefill, decode, reference)
     prefill.all_blocks_free()
 
 
@@ -124,7 +142,6 @@ def test_prefill_is_killed_in_the_middle(lab: Lab, decode: LabEngine, reference)
         decode.all_blocks_free()
 
 
-@pytest.mark.timeout(400)  # engines start in it
 @pytest.mark.parametrize("when", ["while the prefill computes", "when it has finished"])
 def test_decode_is_killed_amid_eight_streams(lab: Lab, decode: LabEngine, reference, when: str) -> None:
     """The prefill engine gives all blocks back, by the leases' end at the latest, and serves the next one."""
@@ -142,7 +159,7 @@ def test_decode_is_killed_amid_eight_streams(lab: Lab, decode: LabEngine, refere
         prefill.call("stepping", on=True)
         if when != "when it has finished":
             prefill.wait(there)
-        prefill.all_blocks_free(timeout_s=30.0)
+        prefill.all_blocks_free()
         _, here = Router(prefill, decode).send(asked[0])
         assert tokens_of(decode.wait([here])) == reference.tokens(asked[:1])
         prefill.all_blocks_free()
@@ -186,7 +203,7 @@ def test_decode_gives_up(prefill: LabEngine, decode: LabEngine, when: str) -> No
     decode.call("stepping", on=True)
     decode.all_blocks_free()
     prefill.call("stepping", on=True)
-    prefill.all_blocks_free(timeout_s=10.0)
+    prefill.all_blocks_free()
     prefill.run(numbered(1, 40), 1)  # vLLM takes a connector's counts in when it steps
     assert grown("kvferry_handoff_leases_ended_total|expired") == 0
 

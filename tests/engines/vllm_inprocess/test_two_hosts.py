@@ -12,7 +12,7 @@ from engines.engine_lab import Lab, LabEngine
 from engines.harness import until
 from engines.hosts import CABLE, MEMBERS_S, Site, World, joined_hosts
 from engines.vllm_inprocess.prompts import BLOCK, MAX_TOKENS, numbered, tokens_of
-from engines.vllm_inprocess.test_streaming import EARLY, STREAMS, Router
+from engines.vllm_inprocess.test_streaming import EARLY, STREAMS, Router, read_early
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(600)]
 
@@ -41,17 +41,7 @@ def whole_blocks(prompt: list[int]) -> int:
 
 def read_while_computed(prefill: LabEngine, decode: LabEngine, reference: Any) -> None:
     """Both get a request at once: layers cross the cable while the prompt is computed."""
-    router = Router(prefill, decode)
-    seeds = iter(range(40, 1000))
-
-    def early() -> bool:
-        asked = numbered(1, 1200, seed=next(seeds))
-        there, here = router.send(asked[0])
-        assert tokens_of(decode.wait([here])) == reference.tokens(asked)
-        prefill.wait([there])
-        return decode.metric(EARLY) > 0
-
-    until(early, "layers to be read while a prompt is computed", MEMBERS_S)
+    read_early(prefill, decode, reference, MEMBERS_S)
     decode.counts(STREAMS + "handed_over")
     assert decode.metric("kvferry_handoff_loads_total|failed") == 0
     prefill.all_blocks_free()
