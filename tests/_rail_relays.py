@@ -82,7 +82,7 @@ class _Relay:
                 near, _address = listener.accept()
             except OSError:  # closed
                 return
-            far = socket.create_connection(self._target, timeout=10)
+            far = socket.create_connection(self._target, timeout=60)
             far.settimeout(None)
             with self._lock:
                 self._open += [near, far]

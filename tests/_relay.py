@@ -34,7 +34,7 @@ class Relay:
                 near, _address = self._listener.accept()
             except OSError:  # closed
                 return
-            far = socket.create_connection(("127.0.0.2", self._port), timeout=10)
+            far = socket.create_connection(("127.0.0.2", self._port), timeout=60)
             far.settimeout(None)
             self._keep(near, far)
             self._start(near, far, "forward")
@@ -82,10 +82,10 @@ class Relay:
         """End everything."""
         self._listener.shutdown(socket.SHUT_RDWR)
         self._listener.close()
-        self._threads[0].join(10)
+        self._threads[0].join(60)
         self.cut()
         for thread in self._threads:
-            thread.join(10)
+            thread.join(60)
 
     def __enter__(self) -> Relay:
         return self

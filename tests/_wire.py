@@ -88,7 +88,7 @@ def request(*pieces: bytes, count: int | None = None) -> bytes:
 
 
 @contextlib.contextmanager
-def data_connection(endpoint: Endpoint | str, timeout_s: float = 10.0) -> Iterator[Attacker]:
+def data_connection(endpoint: Endpoint | str, timeout_s: float = 60.0) -> Iterator[Attacker]:
     """A data connection of a node that has a control connection, as the engine demands."""
     node = os.urandom(16)
     with Attacker(endpoint, timeout_s) as control, Attacker(endpoint, timeout_s) as data:
@@ -100,7 +100,7 @@ def data_connection(endpoint: Endpoint | str, timeout_s: float = 10.0) -> Iterat
 class Attacker:
     """A connection on which anything may be sent."""
 
-    def __init__(self, endpoint: Endpoint | str, timeout_s: float = 10.0) -> None:
+    def __init__(self, endpoint: Endpoint | str, timeout_s: float = 60.0) -> None:
         address = Endpoint(endpoint) if isinstance(endpoint, str) else endpoint
         self.endpoint = endpoint
         self.socket = socket.create_connection((address.host, address.port), timeout=timeout_s)
@@ -179,7 +179,7 @@ def frame_key(secret: bytes, sender: int, hello_body: bytes, ack_body: bytes) ->
 class Member(Attacker):
     """Somebody who knows the secret: a member of the cluster, or who records and changes what one sends."""
 
-    def __init__(self, endpoint: Endpoint | str, secret: bytes, timeout_s: float = 10.0) -> None:
+    def __init__(self, endpoint: Endpoint | str, secret: bytes, timeout_s: float = 60.0) -> None:
         super().__init__(endpoint, timeout_s)
         self.secret = secret
         self._sent = self._received = 0

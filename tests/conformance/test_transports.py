@@ -140,4 +140,4 @@ def test_another_transport_takes_over_if_allowed(action):
 def test_a_transport_that_hangs_fails_at_the_deadline(transport):
     transfer, _pair = read_through((transport,), f"{transport}:hang", timeout_s=0.5)
     assert isinstance(transfer.error, DeadlineExceededError)
-    assert transfer.seconds < 15.0
+    assert transfer.seconds < 29.0

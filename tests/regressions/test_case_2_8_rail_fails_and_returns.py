@@ -110,7 +110,7 @@ def process_in(host: Host, *command: str) -> Iterator[Callable[[], Any]]:
     def next_line() -> Any:
         assert process.stdout is not None
         line = process.stdout.readline()
-        assert line, f"the process ended with status {process.wait(10)}"
+        assert line, f"the process ended with status {process.wait(60)}"
         return json.loads(line)
 
     try:
@@ -118,10 +118,10 @@ def process_in(host: Host, *command: str) -> Iterator[Callable[[], Any]]:
     finally:
         process.stdin.close()
         with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(20)
+            process.wait(60)
         process.kill()
         process.stdout.close()
-        process.wait(10)
+        process.wait(60)
 
 
 def until(next_line: Callable[[], Any], condition: Callable[[Any], bool]) -> Any:

@@ -19,7 +19,7 @@ SHORT, LONG = 2_000, 50_000  # how many cycles
 def first_bytes_of_a_handshake(engine: Engine) -> bytes:
     """What a real client sends first, caught by a listener that never answers."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
-        listener.settimeout(5)
+        listener.settimeout(60)
 
         def attempt() -> None:
             with pytest.raises(Exception):  # noqa: B017, PT011  (whatever it is, it is not the subject)
@@ -29,7 +29,7 @@ def first_bytes_of_a_handshake(engine: Engine) -> bytes:
         thread.start()
         caught, _address = listener.accept()
         with caught:
-            caught.settimeout(5)
+            caught.settimeout(60)
             hello = caught.recv(4096)
         thread.join()
     assert len(hello) > 24
@@ -61,14 +61,14 @@ def test_connections_cut_at_any_byte_cost_the_server_nothing(extent):
         def churn(cycles: int) -> None:
             for number in range(cycles):
                 if number % 6 == 0:
-                    with socket.create_connection(address, timeout=5) as cut:
+                    with socket.create_connection(address, timeout=60) as cut:
                         cut.sendall(hello[: rng.randrange(len(hello))])
                 elif number % 6 == 3:
                     cut_in_the_proof(child.endpoint, rng)
                 else:
                     engine.connect(child.endpoint, expected=child.node_id).close()
 
-        half_open = [socket.create_connection(address, timeout=5) for _ in range(20)]
+        half_open = [socket.create_connection(address, timeout=60) for _ in range(20)]
         churn(300)
         wait_until(lambda: child.ask("peers") == 0, what="departure of closed peers")
         before = child.ask("status")

@@ -79,7 +79,7 @@ def test_a_silent_peer_is_lost_after_three_missed_probes():
         try:
             started = time.monotonic()
             while peer.alive:
-                assert time.monotonic() - started < 10.0
+                assert time.monotonic() - started < 60.0
                 time.sleep(0.02)
             assert time.monotonic() - started >= 0.3
             assert child.endpoint in str(peer.error) or child.node_id in str(peer.error)

@@ -38,7 +38,7 @@ def test_nothing_of_it_is_seen_and_all_of_it_comes_back(tmp_path: Path, extent) 
             with writer(node, tmp_path / f"history-{round_}") as dying:
                 time.sleep(0.05 + rng.random() * 0.1)
                 dying.kill()
-                dying.wait(10)
+                dying.wait(60)
                 assert dying.stdin is not None
                 dying.stdin.close()
             found = store.get(KEY)
@@ -48,7 +48,7 @@ def test_nothing_of_it_is_seen_and_all_of_it_comes_back(tmp_path: Path, extent) 
             store.remove(KEY)
             assert store.get(KEY) is None
         # What the dead ones had reserved is free: the pool can be filled again without evicting anything.
-        wait_until(lambda: store.node_stats().dram_used == 0, 30)
+        wait_until(lambda: store.node_stats().dram_used == 0, 60)
         for number in range(4):
             store.put(f"large {number}", bytes(15 << 20))
         assert [store.exists(f"large {number}") for number in range(4)] == [True] * 4

@@ -25,7 +25,7 @@ from kvferry.testing.waiting import wait_until
 
 KEYS = EncoderKeys(EncoderIdentity(model="m"))
 ROOM = 1 << 20
-PATIENCE_S = 30.0
+PATIENCE_S = 60.0
 
 
 @pytest.fixture

@@ -176,7 +176,7 @@ def test_notifies_of_others_are_dropped(near: Side, far: Side) -> None:
         found.extend(far.engine.get_notifies())
         return bool(found)
 
-    wait_until(arrived, 30.0)
+    wait_until(arrived)
     assert [(each.name, each.msg) for each in found] == [("a", "b")]
 
 

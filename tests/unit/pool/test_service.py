@@ -49,7 +49,7 @@ class Engine:
             self.memory.write(block, each)
         self.front.scheduler.computed(name, HASHES, 20, lambda: [[1, 2, 3, 4, 5]])
         self.back.worker.start_saves(self.front.scheduler.take_orders())
-        wait_until(self.saved, 30)
+        wait_until(self.saved)
 
     def saved(self) -> bool:
         counts = self.back.worker.take_saved()
@@ -61,7 +61,7 @@ class Engine:
         self.front.scheduler.load(name, 0, tokens, [[6, 7, 8, 9, 10]])
         self.back.start_loads(self.front.scheduler.take_orders())
         results = []
-        wait_until(lambda: results.extend(self.back.worker.take_results()) or bool(results), 30)
+        wait_until(lambda: results.extend(self.back.worker.take_results()) or bool(results))
         return results[0]
 
 

@@ -10,16 +10,14 @@ import logging
 import pytest
 
 from kvferry.testing.fake_openai import Behaviour, FakeServer, token_events
-from kvferry.testing.router_cluster import RouterCluster, request_body
+from kvferry.testing.router_cluster import LONGEST_WAIT_S, RouterCluster, request_body
 
 
 async def settled(cluster: RouterCluster) -> None:
     """Wait until the router has nothing in flight and no lease is left."""
-    for _ in range(400):
-        if cluster.metric("requests_in_flight", endpoint="/v1/completions") == 0 and not cluster.leases.open:
-            return
-        await asyncio.sleep(0.005)
-    raise AssertionError(f"leases left: {cluster.leases.open}")
+    async with asyncio.timeout(LONGEST_WAIT_S):
+        while cluster.metric("requests_in_flight", endpoint="/v1/completions") or cluster.leases.open:
+            await asyncio.sleep(0.005)
 
 
 async def cancel(task: asyncio.Task[tuple[int, bytes]]) -> None:
@@ -35,7 +33,7 @@ async def test_gone_during_prefill(stream: bool) -> None:
         task = asyncio.create_task(cluster.complete(stream=stream))
         call = await cluster.prefill[0].wait_for_calls(1)
         await cancel(task)
-        await asyncio.wait_for(call.ended.wait(), 2)
+        await asyncio.wait_for(call.ended.wait(), LONGEST_WAIT_S)
         await settled(cluster)
         assert call.aborted
         assert cluster.decode[0].calls == []
@@ -51,7 +49,7 @@ async def test_gone_while_decode_has_not_answered(stream: bool) -> None:
         call = await cluster.decode[0].wait_for_calls(1)
         assert cluster.leases.open == {"lease-1"}
         await cancel(task)
-        await asyncio.wait_for(call.ended.wait(), 2)
+        await asyncio.wait_for(call.ended.wait(), LONGEST_WAIT_S)
         await settled(cluster)
         assert call.aborted
         assert cluster.leases.released == [("lease-1", "aborted")]
@@ -69,7 +67,7 @@ async def test_gone_after_the_first_token() -> None:
             assert await response.content.readexactly(len(event)) == event
             response.close()
         call = cluster.decode[0].calls[0]
-        await asyncio.wait_for(call.ended.wait(), 2)
+        await asyncio.wait_for(call.ended.wait(), LONGEST_WAIT_S)
         await settled(cluster)
         assert call.aborted
         assert (cluster.leases.loaded, cluster.leases.released) == (["lease-1"], [])
@@ -84,10 +82,9 @@ async def test_gone_while_sending_the_body() -> None:
         _, writer = await asyncio.open_connection("127.0.0.1", cluster.router.port)
         writer.write(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 99\r\n\r\n{")
         await writer.drain()
-        for _ in range(200):
-            if cluster.metric("requests_in_flight", endpoint="/v1/completions"):
-                break
-            await asyncio.sleep(0.005)
+        async with asyncio.timeout(LONGEST_WAIT_S):
+            while not cluster.metric("requests_in_flight", endpoint="/v1/completions"):
+                await asyncio.sleep(0.005)
         writer.close()
         await settled(cluster)
         assert cluster.metric("cancellations_total", phase="receiving") == 1
@@ -106,7 +103,7 @@ async def test_gone_while_writing_to_it_logs_no_traceback(caplog: pytest.LogCapt
         call = await cluster.decode[0].wait_for_calls(1)
         await asyncio.sleep(0.05)
         writer.transport.abort()
-        await asyncio.wait_for(call.ended.wait(), 2)
+        await asyncio.wait_for(call.ended.wait(), LONGEST_WAIT_S)
         await settled(cluster)
     assert [record.getMessage() for record in caplog.records] == []
 
@@ -137,7 +134,7 @@ async def test_gone_while_the_prefill_answer_arrives_still_frees_its_blocks() ->
         ready, go = asyncio.Event(), asyncio.Event()
         async with await late_prefill_server(cluster.prefill[0], ready, go):
             task = asyncio.create_task(cluster.complete())
-            await asyncio.wait_for(ready.wait(), 5)
+            await asyncio.wait_for(ready.wait(), LONGEST_WAIT_S)
             await asyncio.sleep(0.02)
             await cancel(task)
             assert cluster.leases.open == {"lease-1"}
@@ -162,8 +159,11 @@ async def test_a_release_that_fails_or_hangs_harms_nobody(monkeypatch: pytest.Mo
         for broken in (hang, fail):
             monkeypatch.setattr(cluster.router.core.releaser, "_function", broken)
             assert (await cluster.complete())[0] == 400
-        await asyncio.sleep(0.2)
-        assert cluster.metric("releases_total", reason="rejected", outcome="failed") == 2
+        failed = {"reason": "rejected", "outcome": "failed"}
+        async with asyncio.timeout(LONGEST_WAIT_S / 2):  # the one that hangs takes a minute
+            while cluster.metric("releases_total", **failed) < 2:
+                await asyncio.sleep(0.005)
+        assert cluster.metric("releases_total", **failed) == 2
 
 
 async def test_without_the_native_engine_the_lease_is_left_to_end(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -25,7 +25,7 @@ async def running(
     router = RouterServer(options, release_lease=Leases().release)
     await router.start()
     try:
-        await asyncio.wait_for(router.core.prober.first_round(), 10)
+        await asyncio.wait_for(router.core.prober.first_round(), 60)
         yield router
     finally:
         await router.stop(0)

@@ -24,7 +24,7 @@ from kvferry.handoff import (
 from kvferry.router import RouterServer
 from kvferry.router.release import open_native_releaser
 from kvferry.testing.fake_openai import Behaviour, FakeServer, Leases
-from kvferry.testing.router_cluster import request_body
+from kvferry.testing.router_cluster import LONGEST_WAIT_S, request_body
 from kvferry.transfer import Engine
 
 
@@ -76,10 +76,14 @@ async def test_a_refused_request_frees_the_prefill_engines_blocks_at_once(
                     assert response.status == 400
                 refused_at = time.monotonic()
                 while not producer.table.take_ended():  # its lease would end by itself after 30 s
-                    assert time.monotonic() - refused_at < 10.0, f"lease {number} is still held"
+                    assert time.monotonic() - refused_at < 25.0, f"lease {number} is still held"
                     await asyncio.sleep(0.005)
         registry = router.core.metrics.registry
         labels = {"reason": "rejected", "outcome": "released"}
+        # The router counts a release when its answer has come, which is after the blocks are free.
+        async with asyncio.timeout(LONGEST_WAIT_S):
+            while registry.value("kvferry_router_releases_total", **labels) < 3:
+                await asyncio.sleep(0.005)
         assert registry.value("kvferry_router_releases_total", **labels) == 3
     finally:
         await router.stop(0)

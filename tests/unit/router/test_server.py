@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import signal
 import sys
@@ -16,7 +17,7 @@ from kvferry.config.schema import RouterOptions
 from kvferry.errors import ConfigError, ResourceExhaustedError
 from kvferry.router import RouterServer
 from kvferry.testing.fake_openai import DONE_EVENT, Behaviour, FakeServer, Leases, token_events
-from kvferry.testing.router_cluster import RouterCluster, request_body
+from kvferry.testing.router_cluster import LONGEST_WAIT_S, RouterCluster, request_body
 
 PROGRAM = """
 import sys
@@ -35,7 +36,7 @@ async def router_process(
     )
     assert process.stdout is not None
     try:
-        line = json.loads(await asyncio.wait_for(process.stdout.readline(), 20))
+        line = json.loads(await asyncio.wait_for(process.stdout.readline(), LONGEST_WAIT_S))
         assert line["event"] == "listening"
         assert line["url"] == f"http://127.0.0.1:{line['port']}"
         yield process, line["url"]
@@ -43,6 +44,17 @@ async def router_process(
         if process.returncode is None:
             process.kill()
         await process.wait()
+
+
+async def no_longer_listens(url: str) -> None:
+    """Wait until a router has taken note of a signal."""
+    _, _, port = url.rpartition(":")
+    async with asyncio.timeout(LONGEST_WAIT_S):
+        with contextlib.suppress(ConnectionError):
+            while True:
+                _, writer = await asyncio.open_connection("127.0.0.1", int(port))
+                writer.close()
+                await asyncio.sleep(0.01)
 
 
 @asynccontextmanager
@@ -67,12 +79,12 @@ async def test_a_signal_lets_requests_finish_and_admits_no_more(number: signal.S
         async with client.post(url + "/v1/completions", data=request_body(stream=True)) as response:
             await response.content.readexactly(len(token_events(1)[0]))
             process.send_signal(number)
-            await asyncio.sleep(0.3)
+            await no_longer_listens(url)
             with pytest.raises(aiohttp.ClientConnectionError):
                 await client.post(url + "/v1/completions", data=request_body())
             gate.set()
             assert (await response.content.read()).endswith(DONE_EVENT)
-        assert await asyncio.wait_for(process.wait(), 10) == 0
+        assert await asyncio.wait_for(process.wait(), LONGEST_WAIT_S) == 0
 
 
 async def test_what_outlasts_the_drain_time_ends_with_an_error_event() -> None:
@@ -85,11 +97,11 @@ async def test_what_outlasts_the_drain_time_ends_with_an_error_event() -> None:
         async with client.post(url + "/v1/completions", data=request_body(stream=True)) as response:
             await response.content.readexactly(len(token_events(1)[0]))
             process.terminate()
-            rest = await asyncio.wait_for(response.content.read(), 10)
+            rest = await asyncio.wait_for(response.content.read(), LONGEST_WAIT_S)
         error, done, _ = rest.split(b"\n\n")
         assert "shutting down" in json.loads(error.removeprefix(b"data: "))["error"]["message"]
         assert done == b"data: [DONE]"
-        assert await asyncio.wait_for(process.wait(), 10) == 0
+        assert await asyncio.wait_for(process.wait(), LONGEST_WAIT_S) == 0
         assert decode.calls[0].aborted
 
 
@@ -103,12 +115,12 @@ async def test_a_second_signal_does_not_wait() -> None:
         waiting = asyncio.create_task(client.post(url + "/v1/completions", data=request_body()))
         await decode.wait_for_calls(1)
         process.terminate()
-        await asyncio.sleep(0.2)
+        await no_longer_listens(url)
         process.terminate()
-        response = await asyncio.wait_for(waiting, 10)
+        response = await asyncio.wait_for(waiting, LONGEST_WAIT_S)
         assert response.status == 503
         response.release()
-        assert await asyncio.wait_for(process.wait(), 10) == 0
+        assert await asyncio.wait_for(process.wait(), LONGEST_WAIT_S) == 0
 
 
 async def test_while_draining_an_open_connection_gets_a_refusal() -> None:
@@ -125,7 +137,10 @@ async def test_while_draining_an_open_connection_gets_a_refusal() -> None:
         writer.write(
             f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n".encode() + body
         )
-        assert await asyncio.wait_for(reader.readline(), 5) == b"HTTP/1.1 503 Service Unavailable\r\n"
+        assert (
+            await asyncio.wait_for(reader.readline(), LONGEST_WAIT_S)
+            == b"HTTP/1.1 503 Service Unavailable\r\n"
+        )
         writer.close()
         hold.set()
         assert (await waiting)[0] == 200

@@ -58,10 +58,10 @@ def test_another_send_to_the_same_server_changes_nothing() -> None:
     manager = Manager()
     assert manager.send("session", UNSETTLED) == UNSETTLED
     with ThreadPoolExecutor(1) as other:
-        assert other.submit(manager.send, "session", DONE).result(30) == DONE
-        assert other.submit(manager.send, "session", FAILED).result(30) == FAILED
+        assert other.submit(manager.send, "session", DONE).result(60) == DONE
+        assert other.submit(manager.send, "session", FAILED).result(60) == FAILED
         assert not manager.last_send.take_over()
-        assert other.submit(manager.last_send.take_over).result(30)
+        assert other.submit(manager.last_send.take_over).result(60)
 
 
 def test_what_a_send_raises_is_told_of_its_session() -> None:

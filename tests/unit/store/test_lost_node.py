@@ -59,7 +59,7 @@ def test_pins_that_a_node_grants_too_late_are_given_back(tmp_path: Path) -> None
         near.open() as reader,
         far.open() as writer,
     ):
-        wait_until(lambda: len(reader.members) == len(writer.members) == 2, 30)
+        wait_until(lambda: len(reader.members) == len(writer.members) == 2, 60)
         value = bytes(100_000)
         keys = keys_that_are_looked_up_at(reader, writer, value)
         assert reader.get(keys[0]) == value  # they are connected

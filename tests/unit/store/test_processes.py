@@ -65,7 +65,7 @@ def test_a_client_without_shm_is_as_one_of_another_host(node: NodeChild) -> None
 def ask(node: NodeChild, path: str, method: str = "GET", token: str = "") -> bytes:
     headers = {"Authorization": f"Bearer {token}"} if token else {}
     request = urllib.request.Request(node.advert.admin + path, method=method, headers=headers)
-    with urllib.request.urlopen(request, timeout=20) as answer:
+    with urllib.request.urlopen(request, timeout=60) as answer:
         body: bytes = answer.read()
     return body
 
@@ -148,7 +148,7 @@ def test_more_ssd_than_the_disk_has_is_said(directory: Path) -> None:
 def status_of(node: NodeChild, path: str, method: str, **headers: str) -> int:
     request = urllib.request.Request(node.advert.admin + path, method=method, headers=headers)
     with pytest.raises(urllib.error.HTTPError) as refused:
-        urllib.request.urlopen(request, timeout=20)
+        urllib.request.urlopen(request, timeout=60)
     refused.value.close()
     return refused.value.code
 
@@ -168,7 +168,7 @@ def test_other_users_of_the_machine_see_no_keys_and_change_nothing(node: NodeChi
             method, path = path.split()
             try:
                 request = urllib.request.Request(sys.argv[1] + path, method=method)
-                print(urllib.request.urlopen(request, timeout=20).status)
+                print(urllib.request.urlopen(request, timeout=60).status)
             except urllib.error.HTTPError as error:
                 print(error.code)
     """
@@ -191,7 +191,7 @@ def test_a_program_outlives_its_node(directory: Path) -> None:
                 store.put("other", b"value", timeout_s=1)
             assert bytes(view.data) == b"value"  # still mapped
         with NodeChild(directory, "--dram", "32MiB"):
-            wait_until(lambda: store.put_many(["new"], [b"x"], timeout_s=2)[0].error is None, 20)
+            wait_until(lambda: store.put_many(["new"], [b"x"], timeout_s=2)[0].error is None, 60)
             assert store.get("key") is None
             assert store.get("new") == b"x"
             assert store.error is None
@@ -269,7 +269,7 @@ def test_a_second_signal_ends_the_draining() -> None:
         def drain(self, _timeout_s: float) -> int:
             self.by = threading.current_thread()
             signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
-            assert self.closed.wait(20)
+            assert self.closed.wait(60)
             return 1
 
         def close(self) -> None:

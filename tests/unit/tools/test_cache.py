@@ -85,5 +85,5 @@ def test_two_processes_build_one_entry(own_cache: Path) -> None:
     )
     command = [sys.executable, "-c", code]
     processes = [subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL) for _ in range(3)]
-    assert [process.wait(30) for process in processes] == [0, 0, 0]
+    assert [process.wait(60) for process in processes] == [0, 0, 0]
     assert (own_cache / "built").read_text() == "x"

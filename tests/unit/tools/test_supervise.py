@@ -68,7 +68,7 @@ def start_tree() -> tuple[subprocess.Popen[bytes], list[int]]:
 def test_sigterm_ends_the_whole_tree() -> None:
     process, pids = start_tree()
     process.terminate()
-    assert process.wait(30) == 128 + signal.SIGTERM
+    assert process.wait(60) == 128 + signal.SIGTERM
     assert until(lambda: not any(map(running, pids)))
     process.stdin.close()
 
@@ -76,14 +76,14 @@ def test_sigterm_ends_the_whole_tree() -> None:
 def test_starter_that_goes_away_ends_the_whole_tree() -> None:
     process, pids = start_tree()
     process.stdin.close()  # what the kernel does when the starter is killed
-    process.wait(30)
+    process.wait(60)
     assert until(lambda: not any(map(running, pids)))
 
 
 def test_server_that_crashes_takes_its_children_along() -> None:
     process, pids = start_tree()
     os.kill(pids[0], signal.SIGKILL)
-    assert process.wait(30) == 128 + signal.SIGKILL
+    assert process.wait(60) == 128 + signal.SIGKILL
     assert until(lambda: not any(map(running, pids)))
     process.stdin.close()
 
@@ -92,7 +92,7 @@ def test_supervisor_that_is_killed_takes_the_server_along() -> None:
     process, pids = start_tree()
     try:
         process.kill()
-        process.wait(10)
+        process.wait(60)
         assert until(lambda: not running(pids[0]))
     finally:
         for pid in pids[1:]:
@@ -107,7 +107,7 @@ def test_detached_server_outlives_its_starter_until_told_to_stop() -> None:
     time.sleep(0.5)
     assert all(map(running, pids))
     process.terminate()
-    process.wait(30)
+    process.wait(60)
     assert until(lambda: not any(map(running, pids)))
 
 

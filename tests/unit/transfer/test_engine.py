@@ -47,7 +47,7 @@ def test_engine_close_is_idempotent_and_ends_waits():
     thread.start()
     engine.close()
     engine.close()
-    thread.join(5)
+    thread.join(60)
     assert answers == [None]
 
 

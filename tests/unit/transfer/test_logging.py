@@ -28,7 +28,7 @@ def test_log_queue_close_ends_the_wait():
     thread = threading.Thread(target=lambda: results.append(queue.drain(60.0)))
     thread.start()
     queue.close()
-    thread.join(5)
+    thread.join(60)
     assert results == [[]]
 
 
