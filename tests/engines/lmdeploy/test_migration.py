@@ -25,15 +25,20 @@ def names() -> list[str]:
     return found
 
 
-def run(python: Path, *words: str, **more: str) -> dict[str, str]:
+def run(python: Path, *words: str, program: Path = PROGRAM, **more: str) -> dict[str, str]:
     """What each case found wrong, by name; nothing for one that did not end."""
     done = subprocess.run(
-        [python, PROGRAM, *words], capture_output=True, text=True, timeout=PROGRAM_S, check=False,
+        [python, program, *words], capture_output=True, text=True, timeout=PROGRAM_S, check=False,
         env={**os.environ, **more},
     )  # fmt: skip
     lines = [json.loads(line) for line in done.stdout.splitlines() if line.startswith('{"case"')]
     assert lines, done.stdout[-2000:] + done.stderr[-4000:]
     return {line["case"]: line["problem"] for line in lines}
+
+
+def with_drop_in() -> str:
+    """The path on which our module `mooncake` is found."""
+    return os.pathsep.join([str(DROP_IN), *filter(None, [os.environ.get("PYTHONPATH")])])
 
 
 @pytest.fixture(scope="module")
@@ -48,8 +53,7 @@ def test_case(results: dict[str, str], case: str) -> None:
 
 
 def test_lmdeploys_mooncake_backend_moves_blocks_by_our_module(lmdeploy_python: Path) -> None:
-    path = os.pathsep.join([str(DROP_IN), *filter(None, [os.environ.get("PYTHONPATH")])])
-    problems = run(lmdeploy_python, "mooncake", PYTHONPATH=path)
+    problems = run(lmdeploy_python, "mooncake", PYTHONPATH=with_drop_in())
     assert [name for name, problem in problems.items() if problem] == [], problems
     assert len(problems) == 4
 
