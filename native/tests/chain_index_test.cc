@@ -308,8 +308,8 @@ TEST(BlockTable, FilterLooksAtEveryEntryOnce) {
   BlockTable table;
   for (std::uint64_t i = 1; i <= 20000; ++i) table.insert(table.place(key_of(i)), static_cast<std::uint32_t>(i));
   std::vector<int> seen(20001);
-  for (std::size_t part = 0; part < BlockTable::kParts; ++part) {
-    table.filter(part, [&](std::uint32_t value) {
+  for (std::size_t chunk = table.chunks(); chunk-- > 0;) {
+    table.filter(chunk, [&](std::uint32_t value) {
       ++seen[value];
       return value % 7 == 0;
     });
@@ -323,6 +323,53 @@ TEST(BlockTable, FilterLooksAtEveryEntryOnce) {
       ASSERT_EQ(*found, i);
     }
   }
+}
+
+// Blocks that go leave holes, which are filled; when many are left, blocks move together.
+TEST(BlockTable, KeepsWhatItHoldsTogetherAndFindsIt) {
+  BlockTable table;
+  std::mt19937_64 engine(12);
+  std::vector<std::uint64_t> held;
+  std::uint64_t next = 1;
+  const auto find = [&](std::uint64_t number) { return table.find(table.place(key_of(number))); };
+  for (const std::size_t size : {30'000U, 3'000U, 20'000U, 19'000U, 20'000U, 500U, 0U, 1'000U}) {
+    while (held.size() < size) {
+      table.insert(table.place(key_of(next)), static_cast<std::uint32_t>(next));
+      held.push_back(next++);
+    }
+    while (held.size() > size) {
+      std::swap(held[engine() % held.size()], held.back());
+      table.erase(table.place(key_of(held.back())));
+      ASSERT_EQ(find(held.back()), nullptr);
+      held.pop_back();
+    }
+    ASSERT_EQ(table.size(), size);
+    EXPECT_LE(table.memory_bytes(), 50 * size + 50'000) << size;
+    for (const std::uint64_t number : held) {
+      const std::uint32_t* const found = find(number);
+      ASSERT_NE(found, nullptr) << number;
+      ASSERT_EQ(*found, number);
+    }
+  }
+}
+
+TEST(ChainIndex, ForgetsAllOfOneInstanceAndNothingOfOthers) {
+  ChainIndex index;
+  const Keys keys = chain(1, 30'000);
+  std::mt19937_64 engine(13);
+  std::size_t stays = 0;
+  for (std::size_t i = 0; i < keys.size(); ++i) {
+    const std::span one = std::span(keys).subspan(i, 1);
+    ASSERT_TRUE(index.stored(1, nullptr, one).ok());
+    if (engine() % 8 != 0) continue;
+    ASSERT_TRUE(index.stored(2, nullptr, one).ok());
+    ++stays;
+  }
+  EXPECT_EQ(index.cleared(1).value(), keys.size());
+  EXPECT_EQ(index.stats().blocks, stays);
+  EXPECT_EQ(index.cleared(1).value(), 0U);
+  EXPECT_EQ(index.cleared(2).value(), stays);
+  EXPECT_EQ(index.stats().blocks, 0U);
 }
 
 }  // namespace

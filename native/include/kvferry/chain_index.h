@@ -27,7 +27,7 @@ struct IndexOptions {
 // ones before it (index "closed under prefixes"); otherwise it may answer too long or too short a prefix.
 enum class Search : std::uint8_t { kLinear, kGallop };
 
-// Memory: 29 to 48 bytes for each block in an index of many, whatever its history; as much again for each block that an
+// Memory: 31 to 48 bytes for each block in an index of many, whatever its history; as much again for each block that an
 // instance stored more than once; and some 50 for each different set of instances that hold a block together.
 //
 // Thread-safe: any number of readers, and writers, one of which works at a time. Long changes are made in steps of some

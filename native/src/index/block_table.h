@@ -1,126 +1,103 @@
-// A hash table from block keys to 32-bit values in which almost every look-up touches one line of the cache.
+// Block keys with 32-bit values. A chain whose blocks came together is followed without any look-up.
 #pragma once
 
-#include <array>
-#include <bit>
 #include <cstddef>
 #include <cstdint>
-#include <cstring>
 #include <memory>
 #include <vector>
 
+#include "index/block_store.h"
 #include "kvferry/block_key.h"
 
 namespace kvferry::index {
 
-// Three entries share a line of 64 bytes; what finds its line full goes to the next one that has room, and each line
-// counts what passed it. The table consists of 256 parts, each of which grows and shrinks by itself, so that no
-// insertion moves more than a 256th of all entries. Thread-compatible: const members may run side by side.
+// The blocks lie in a store, in the order in which they came; a hash table knows the place of each. The table consists
+// of 256 parts, each of which grows and shrinks by itself, so that no insertion moves more than a 256th of all entries.
+// Thread-compatible: const members may run side by side.
 class BlockTable {
  public:
+  using Position = BlockStore::Position;
+  static constexpr Position kNone = BlockStore::kNone;
+
   BlockTable();
 
   // Where a key belongs; good for this table, whatever happens to it.
   struct Place {
-    std::uint64_t low, high;  // of the key
-    std::uint32_t part;
-    std::uint32_t spread;  // which line of the part
+    KeyWords key{};
+    std::uint32_t part = 0;
+    std::uint32_t spread = 0;  // which slot of the part
   };
-  Place place(const BlockKey& key) const {
-    std::uint64_t low = 0;
-    std::uint64_t high = 0;
-    std::memcpy(&low, key.bytes.data(), sizeof(low));
-    std::memcpy(&high, key.bytes.data() + sizeof(low), sizeof(high));
-    if ((low | high) == 0) high = 1;  // zero marks a free slot; a hash is zero once in 2^128 times
-    return place_of(low, high);
-  }
+  Place place(const BlockKey& key) const { return place_of(words_of(key)); }
   void prefetch(const Place& place) const {
     const Part& part = parts_[place.part];
-    if (part.lines > 0) __builtin_prefetch(&part.first[part.home(place.spread)]);
+    if (part.slots > 0) __builtin_prefetch(&part.first[part.home(place.spread)]);
   }
+  // Where the key may be, without looking at it; kNone if it is absent.
+  Position guess(const Place& place) const;
+  void prefetch(Position position) const { blocks_.prefetch(position); }
+  // The key's value if it is at `position`, which may be any number; null if it is not.
+  const std::uint32_t* at(Position position, const BlockKey& key) const { return blocks_.at(position, words_of(key)); }
+
+  Position locate(const Place& place) const;  // kNone if the key is absent
   // The key's value, or null. Good until the table changes.
-  const std::uint32_t* find(const Place& place) const {
-    const Found found = lookup(place);
-    return found.line == nullptr ? nullptr : &found.line->values[found.slot];
-  }
+  const std::uint32_t* find(const Place& place) const { return blocks_.at(locate(place), place.key); }
   std::uint32_t* find(const Place& place) {
-    const Found found = lookup(place);
-    return found.line == nullptr ? nullptr : &found.line->values[found.slot];
+    const Position position = locate(place);
+    return position == kNone ? nullptr : &blocks_.value(position);
   }
-  std::uint32_t& insert(const Place& place, std::uint32_t value);  // the key must be absent
-  void erase(const Place& place);                                  // the key must be present
+  void insert(const Place& place, std::uint32_t value);  // the key must be absent
+  void erase(const Place& place);                        // the key must be present
 
-  static constexpr std::size_t kParts = 256;
-  // Calls change(value) for each entry of a part, and erases those for which it returns false.
+  // What is there now is all in chunks 0 to chunks() - 1. Later it may be in other ones, but only in those before: who
+  // looks at them from the last to the first misses none.
+  std::size_t chunks() const { return blocks_.chunks(); }
+  // Calls change(value) for each entry of a chunk, and erases those for which it returns false.
   template <typename Change>
-  void filter(std::size_t part, Change&& change) {
-    for (std::uint32_t i = 0; i < parts_[part].lines; ++i) {
-      Line& line = parts_[part].first[i];
-      for (std::size_t slot = 0; slot < kSlots; ++slot) {
-        if (line.is_free(slot) || change(line.values[slot])) continue;
-        remove(place_of(line.keys[slot][0], line.keys[slot][1]), i, slot);
-      }
-    }
-    shrink(parts_[part]);
+  void filter(std::size_t chunk, Change&& change) {
+    blocks_.each(chunk, [&](Position position, const KeyWords& key) {
+      if (!change(blocks_.value(position))) take_out(place_of(key), position);
+    });
+    tighten();
   }
 
-  std::size_t size() const { return size_; }
-  std::size_t memory_bytes() const { return lines_ * sizeof(Line) + sizeof(*this) + parts_.size() * sizeof(Part); }
+  std::size_t size() const { return blocks_.size(); }
+  std::size_t memory_bytes() const {
+    return blocks_.memory_bytes() + slots_ * sizeof(Slot) + sizeof(*this) + parts_.size() * sizeof(Part);
+  }
 
  private:
-  static constexpr std::size_t kSlots = 3;
-  struct alignas(64) Line {
-    std::array<std::array<std::uint64_t, 2>, kSlots> keys;  // zero: free
-    std::array<std::uint32_t, kSlots> values;
-    std::uint32_t passed;  // entries further on that belong here or before
-    bool is_free(std::size_t slot) const { return (keys[slot][0] | keys[slot][1]) == 0; }
+  static constexpr std::size_t kParts = 256;
+  struct Slot {
+    std::uint32_t spread = 0;
+    Position position = kNone;  // kNone: free
   };
-  static_assert(sizeof(Line) == 64);
-  struct Part {
-    std::unique_ptr<Line[]> first;
-    std::uint32_t lines = 0;
-    std::uint32_t used = 0;  // entries
+  struct Part {  // open addressing, linear probing
+    std::unique_ptr<Slot[]> first;
+    std::uint32_t slots = 0;
+    std::uint32_t used = 0;
     std::uint32_t home(std::uint32_t spread) const {
-      return static_cast<std::uint32_t>((std::uint64_t{spread} * lines) >> 32);
+      return static_cast<std::uint32_t>((std::uint64_t{spread} * slots) >> 32);
     }
-    std::uint32_t next(std::uint32_t line) const { return line + 1 == lines ? 0 : line + 1; }
-  };
-  struct Found {
-    Line* line;  // null: absent
-    std::uint32_t number;
-    std::size_t slot;
+    std::uint32_t after(std::uint32_t slot) const { return slot + 1 == slots ? 0 : slot + 1; }
   };
 
-  Place place_of(std::uint64_t low, std::uint64_t high) const {
+  Place place_of(const KeyWords& key) const {
     // Whoever sends keys cannot know where they land, and cannot make them all land in one place.
     __extension__ using Wide = unsigned __int128;
-    const Wide product = static_cast<Wide>(low ^ secret_low_) * (high ^ secret_high_);
+    const Wide product = static_cast<Wide>(key.low ^ secret_low_) * (key.high ^ secret_high_);
     const std::uint64_t hash = static_cast<std::uint64_t>(product) ^ static_cast<std::uint64_t>(product >> 64);
-    return {low, high, static_cast<std::uint32_t>(hash % kParts), static_cast<std::uint32_t>(hash >> 32)};
+    return {key, static_cast<std::uint32_t>(hash % kParts), static_cast<std::uint32_t>(hash >> 32)};
   }
-  Found lookup(const Place& place) const {
-    const Part& part = parts_[place.part];
-    if (part.lines == 0) return {nullptr, 0, 0};
-    for (std::uint32_t number = part.home(place.spread);; number = part.next(number)) {
-      Line& line = part.first[number];
-      unsigned hits = 0;  // a bit for each slot: which one it is cannot be predicted, that there is one can
-      for (std::size_t slot = 0; slot < kSlots; ++slot) {
-        const bool is_it = ((line.keys[slot][0] ^ place.low) | (line.keys[slot][1] ^ place.high)) == 0;
-        hits |= static_cast<unsigned>(is_it) << slot;
-      }
-      if (hits != 0) return {&line, number, static_cast<std::size_t>(std::countr_zero(hits))};
-      if (line.passed == 0) return {nullptr, 0, 0};
-    }
-  }
-  static std::uint32_t& put(Part& part, const Place& place, std::uint32_t value);
-  void remove(const Place& place, std::uint32_t line, std::size_t slot);
-  void shrink(Part& part);
-  void resize(Part& part, std::uint32_t lines);
+  static void put(Part& part, const Slot& slot);
+  static std::uint32_t slot_of(const Part& part, const Place& place, Position position);
+  void take_out(const Place& place, Position position);
+  void tighten();
+  void resize(Part& part, std::uint32_t slots);
 
   std::uint64_t secret_low_;
   std::uint64_t secret_high_;
-  std::size_t size_ = 0;
-  std::size_t lines_ = 0;
+  BlockStore blocks_;
+  std::size_t slots_ = 0;
   std::vector<Part> parts_;
 };
 

@@ -20,27 +20,50 @@ constexpr std::size_t kMaxWords = kMaxInstances / 64;
 
 using Mask = std::array<std::uint64_t, kMaxWords>;
 
-// Looks a chain's blocks up, one after the other, each fetched into the cache well before its turn.
+// Looks a chain's blocks up, one after the other: where the next one would lie if they came together, and if it is not
+// there, by its key. When several in a row are not, these are fetched into the cache well before their turn.
 class Walk {
  public:
-  Walk(const BlockTable& table, std::span<const BlockKey> keys) : table_(table), keys_(keys) {
-    for (std::size_t i = 0; i < std::min(kAhead, keys.size()); ++i) fetch(i);
-  }
+  Walk(const BlockTable& table, std::span<const BlockKey> keys) : table_(table), keys_(keys) {}
   // Block i, which must be the one after the last call's; null if nobody holds it.
   const HolderSets::Id* find(std::size_t i) {
-    const HolderSets::Id* const found = table_.find(places_[i % kAhead]);
-    if (i + kAhead < keys_.size()) fetch(i + kAhead);
-    return found;
+    const HolderSets::Id* const next = table_.at(++position_, keys_[i]);
+    return next != nullptr ? next : find_far(i);
   }
 
  private:
-  void fetch(std::size_t i) {
-    places_[i % kAhead] = table_.place(keys_[i]);
-    table_.prefetch(places_[i % kAhead]);
+  [[gnu::noinline]] const HolderSets::Id* find_far(std::size_t i) {
+    if (i >= guessed_) placed_ = guessed_ = i;
+    fetch(i, i < scattered_ ? kAhead : 1);
+    scattered_ = i + kAhead;
+    position_ = guesses_[i % kAhead];
+    const HolderSets::Id* found = table_.at(position_, keys_[i]);
+    if (found == nullptr && position_ != BlockTable::kNone) {  // another key of the same hash
+      position_ = table_.locate(table_.place(keys_[i]));
+      found = table_.at(position_, keys_[i]);
+    }
+    return found;
   }
+  // The blocks from i on are fetched, and for as many after them the lines that tell where these are.
+  void fetch(std::size_t i, std::size_t count) {
+    for (const std::size_t end = std::min(i + 2 * count, keys_.size()); placed_ < end; ++placed_) {
+      places_[placed_ % places_.size()] = table_.place(keys_[placed_]);
+      table_.prefetch(places_[placed_ % places_.size()]);
+    }
+    for (const std::size_t end = std::min(i + count, keys_.size()); guessed_ < end; ++guessed_) {
+      const BlockTable::Position guess = table_.guess(places_[guessed_ % places_.size()]);
+      guesses_[guessed_ % kAhead] = guess;
+      if (guess != BlockTable::kNone) table_.prefetch(guess);
+    }
+  }
+
   const BlockTable& table_;
   std::span<const BlockKey> keys_;
-  std::array<BlockTable::Place, kAhead> places_{};
+  BlockTable::Position position_ = BlockTable::kNone - 1;  // of the last block; some other number before the first one
+  std::size_t scattered_ = 0;             // a block before that one is looked up together with those after it
+  std::size_t placed_ = 0, guessed_ = 0;  // up to there it is known where to look, and what is found there
+  std::array<BlockTable::Place, 2 * kAhead> places_{};
+  std::array<BlockTable::Position, kAhead> guesses_{};
 };
 
 // The first index in [from, end) for which `differs` holds, if it holds for all after it; `end` if there is none. Looks
@@ -215,10 +238,12 @@ std::size_t ChainIndex::Impl::remove(InstanceId instance, std::span<const BlockK
 
 std::size_t ChainIndex::Impl::clear(InstanceId instance) {
   std::size_t cleared = 0;
-  for (std::size_t part = 0; part < BlockTable::kParts; ++part) {
+  for (std::size_t chunk = SIZE_MAX; chunk > 0;) {  // down, as the table wants it
     const std::unique_lock lock(mutex_);
-    if (part == 0) repeats_[instance].reset();
-    blocks_.filter(part, [&](HolderSets::Id& set) {
+    if (chunk == SIZE_MAX) repeats_[instance].reset();
+    chunk = std::min(chunk, blocks_.chunks());
+    if (chunk == 0) break;
+    blocks_.filter(--chunk, [&](HolderSets::Id& set) {
       if (!sets_.contains(set, instance)) return true;
       set = sets_.toggled(set, instance);
       --held_[instance];
