@@ -9,8 +9,12 @@ namespace kvferry::store {
 ObjectTable::ObjectTable(SharedIndex index, IndexReader reader, const NodeOptions& options)
     : index_(std::move(index)),
       reader_(reader),
-      dram_policy_(make_policy(options.policy, options.dram_bytes)),
-      ssd_policy_(make_policy(options.ssd_policy, options.ssd_bytes)) {}
+      dram_policy_(make_policy(options.policy, options.dram_bytes, view())),
+      ssd_policy_(make_policy(options.ssd_policy, options.ssd_bytes, view())) {}
+
+ObjectsView ObjectTable::view() const {
+  return {[this](Slot slot) { return index_.id(slot); }, [this](const ObjectId& id) { return find(id); }};
+}
 
 Result<std::unique_ptr<ObjectTable>> ObjectTable::create(std::span<std::byte> index, const NodeId& node,
                                                          const NodeOptions& options) {
@@ -86,10 +90,10 @@ Retired ObjectTable::retired(Slot slot) const {
 Retired ObjectTable::erase(Slot slot) {
   Retired memory = retired(slot);
   const Held held = index_.entry(slot).held;
+  if (held.tier == Tier::kDram) dram_policy_->erase(slot);  // the policies ask for its id
+  if (in_log(slot)) clear_log_place(slot);
   index_.erase(slot);
   count(held, false);
-  if (held.tier == Tier::kDram) dram_policy_->erase(slot);
-  if (in_log(slot)) clear_log_place(slot);
   records_.erase(slot);
   index_.give_slot(slot);
   return memory;

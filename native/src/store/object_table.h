@@ -91,6 +91,7 @@ class ObjectTable {
   };
   bool in_log(Slot slot) const { return slot < log_slots_.size() && log_slots_[slot].record != kNoSlot; }
   ObjectFacts facts(Slot slot) const;
+  ObjectsView view() const;
   void count(const Held& held, bool more);
   static Slot first_victim(EvictionPolicy& policy, std::uint64_t objects, const EvictionPolicy::MayTake& may_take);
   Retired retired(Slot slot) const;

@@ -27,7 +27,7 @@ std::optional<PolicyKind> policy_kind(std::string_view name) {
   return std::nullopt;
 }
 
-std::unique_ptr<EvictionPolicy> make_policy(PolicyKind kind, std::uint64_t capacity_bytes) {
+std::unique_ptr<EvictionPolicy> make_policy(PolicyKind kind, std::uint64_t capacity_bytes, ObjectsView objects) {
   switch (kind) {
     case PolicyKind::kLru:
       return std::make_unique<LruPolicy>();
@@ -36,7 +36,7 @@ std::unique_ptr<EvictionPolicy> make_policy(PolicyKind kind, std::uint64_t capac
     case PolicyKind::kS3Fifo:
       return std::make_unique<S3FifoPolicy>(capacity_bytes);
     case PolicyKind::kPrefix:
-      return std::make_unique<PrefixPolicy>(capacity_bytes);
+      return std::make_unique<PrefixPolicy>(capacity_bytes, std::move(objects));
   }
   return nullptr;
 }

@@ -1,7 +1,8 @@
 // Which object of a node to give up next. docs/eviction.md says what each policy is for.
 //
-// A policy knows objects by their slots in the node's table and keeps a few bytes for each: at most 24, and for ids
-// that it remembers after they went. It has no clock: time is counted in operations. Deterministic; not thread-safe.
+// A policy knows objects by their slots in the node's table and keeps a few bytes for each: at most 24, with those for
+// ids that it remembers after they went. It has no clock: time is counted in operations. Deterministic; not
+// thread-safe.
 #pragma once
 
 #include <cstdint>
@@ -23,6 +24,13 @@ struct ObjectFacts {
   std::uint64_t bytes = 0;
   ObjectId parent;          // the block before it in its chain of blocks; nil: none, or not known
   std::uint32_t depth = 0;  // how many blocks of its chain lie before it
+};
+
+// What a policy asks the node's table instead of keeping it itself.
+struct ObjectsView {
+  std::function<ObjectId(Slot)> id;  // of an object that the policy holds
+  std::function<std::optional<Slot>(const ObjectId&)>
+      find;  // where an object is, also one that the policy does not hold
 };
 
 std::string_view policy_name(PolicyKind kind);  // "lru", "lfu", "s3fifo", "prefix"
@@ -54,7 +62,8 @@ class EvictionPolicy {
   EvictionPolicy() = default;
 };
 
-// For a node that holds up to `capacity_bytes` of objects.
-std::unique_ptr<EvictionPolicy> make_policy(PolicyKind kind, std::uint64_t capacity_bytes);
+// For a node that holds up to `capacity_bytes` of objects. `objects` is asked in insert(), access() and erase(), whose
+// object the table must know then.
+std::unique_ptr<EvictionPolicy> make_policy(PolicyKind kind, std::uint64_t capacity_bytes, ObjectsView objects);
 
 }  // namespace kvferry::store

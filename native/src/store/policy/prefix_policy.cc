@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <bit>
 #include <numeric>
+#include <utility>
 
 namespace kvferry::store {
 namespace {
@@ -10,7 +11,7 @@ namespace {
 constexpr std::uint64_t kEpochsToFill = 32;
 constexpr std::uint32_t kFewestUses = 64;  // in an epoch: learning costs as much as hundreds of them
 constexpr std::uint32_t kMostUses = 15;    // four bits
-constexpr std::uint32_t kRemembered = 4;   // ids for each object held
+constexpr std::uint32_t kRemembered = 3;   // ids for each object held
 constexpr std::uint64_t kFreshPart = 4;    // of the capacity, for fresh objects
 constexpr std::uint32_t kJudgedPart = 32;  // of the fresh ones, while an epoch's bytes go
 
@@ -29,25 +30,27 @@ std::uint64_t bytes_of(std::uint8_t code) { return (std::uint64_t{4} | (code & 3
 
 }  // namespace
 
-PrefixPolicy::PrefixPolicy(std::uint64_t capacity_bytes)
+PrefixPolicy::PrefixPolicy(std::uint64_t capacity_bytes, ObjectsView objects)
     : epoch_bytes_(std::max<std::uint64_t>(capacity_bytes / kEpochsToFill, 1)),
       fresh_capacity_(capacity_bytes / kFreshPart),
+      table_(std::move(objects)),
       gone_(kRemembered) {
   rank_lists();
 }
 
 void PrefixPolicy::insert(Slot slot, const ObjectFacts& facts) {
   leaves_.make_room_for(slot);
-  ChainTable::Entry& entry = objects_.insert(slot, facts);
+  const bool first = facts.parent.is_nil();
+  ChainTable::Entry& entry = objects_.insert(slot, first ? std::nullopt : table_.find(facts.parent));
   gone_.make_room_for(objects_.size());
-  entry.uses = one_more(gone_.take(entry.tag).value_or(0)) & kMostUses;
-  entry.epoch = static_cast<std::uint16_t>(epoch_);
-  model_.use(entry.tag, entry.uses, epoch_);
+  const std::uint32_t tag = tag_of(facts.id);
+  entry.uses = one_more(gone_.take(tag).value_or(0)) & kMostUses;
+  model_.use(tag, entry.uses, epoch_);
   if (entry.parent != kNoSlot) child_came(entry.parent);
-  entry.alone = entry.fresh = facts.parent.is_nil() ? 1 : 0;
+  entry.alone = entry.fresh = first ? 1 : 0;
   entry.size_code = size_code(facts.bytes);
   if (entry.fresh) fresh_bytes_ += bytes_of(entry.size_code);
-  add_leaf(slot);
+  add_leaf(slot, epoch_);
   while (fresh_bytes_ > fresh_capacity_ && leaves_.back(kFresh) != leaves_.front(kFresh)) judge(leaves_.back(kFresh));
   mean_bytes_ = mean_bytes_ == 0 ? facts.bytes : mean_bytes_ - mean_bytes_ / 64 + facts.bytes / 64;
   spend(facts.bytes);
@@ -56,24 +59,27 @@ void PrefixPolicy::insert(Slot slot, const ObjectFacts& facts) {
 void PrefixPolicy::access(Slot slot) {
   ChainTable::Entry& entry = objects_[slot];
   entry.uses = one_more(entry.uses) & kMostUses;
-  entry.epoch = static_cast<std::uint16_t>(epoch_);
-  model_.use(entry.tag, entry.uses, epoch_);
-  if (entry.leaf && !entry.fresh) {
+  model_.use(tag_of(table_.id(slot)), entry.uses, epoch_);
+  if (entry.fresh) {
+    entry.parent = epoch_;
+  } else if (entry.leaf) {
     remove_leaf(slot);
-    add_leaf(slot);
+    add_leaf(slot, epoch_);
+  } else {
+    leaves_.other_note(slot) = epoch_;
   }
   spend(mean_bytes_);
 }
 
 void PrefixPolicy::erase(Slot slot) {
   const ChainTable::Entry& entry = objects_[slot];
+  const std::optional<Slot> parent = objects_.parent_of(slot);
   if (entry.leaf) remove_leaf(slot);
-  gone_.put(entry.tag, entry.uses);
+  gone_.put(tag_of(table_.id(slot)), entry.uses);
   gone_bytes_ += bytes_of(entry.size_code);
   if (gone_bytes_ >= epoch_bytes_) judge_some();
-  const Slot parent = objects_.parent_of(slot);
   objects_.erase(slot);
-  if (parent != kNoSlot) child_went(parent);
+  if (parent) child_went(*parent);
 }
 
 Slot PrefixPolicy::victim(const MayTake& may_take) {
@@ -84,8 +90,9 @@ Slot PrefixPolicy::victim(const MayTake& may_take) {
       if (may_take(slot)) return slot;
       if (came_round_ == kNoSlot) came_round_ = slot;
       leaves_.unlink(slot);  // it is in use
-      objects_[slot].epoch = static_cast<std::uint16_t>(epoch_);
-      leaves_.push_front(list_of(objects_[slot]), slot);
+      ChainTable::Entry& entry = objects_[slot];
+      if (entry.fresh) entry.parent = epoch_;
+      leaves_.push_front(list_of(entry, epoch_), slot);
     }
   }
   first_ = 0;
@@ -94,26 +101,30 @@ Slot PrefixPolicy::victim(const MayTake& may_take) {
 
 void PrefixPolicy::remove_leaf(Slot slot) {
   ChainTable::Entry& entry = objects_[slot];
-  if (entry.fresh) fresh_bytes_ -= bytes_of(entry.size_code);
+  if (entry.fresh) {
+    fresh_bytes_ -= bytes_of(entry.size_code);
+    entry.parent = kNoSlot;
+  }
   entry.fresh = 0;
   leaves_.unlink(slot);
   if (slot == came_round_) came_round_ = kNoSlot;
 }
 
 void PrefixPolicy::judge(Slot slot) {
+  const ReuseModel::Epoch last_use = objects_[slot].parent;
   remove_leaf(slot);
-  add_leaf(slot);
+  add_leaf(slot, last_use);
 }
 
-std::uint32_t PrefixPolicy::list_of(const ChainTable::Entry& entry) const {
+std::uint32_t PrefixPolicy::list_of(const ChainTable::Entry& entry, ReuseModel::Epoch last_use) const {
   if (entry.fresh) return kFresh;
-  const auto epochs = static_cast<std::uint16_t>(epoch_ - entry.epoch);
-  return ReuseModel::class_of(entry.uses) * kAges + ReuseModel::age_of(epochs);
+  return ReuseModel::class_of(entry.uses) * kAges + ReuseModel::age_of(epoch_ - last_use);
 }
 
-void PrefixPolicy::add_leaf(Slot slot) {
-  const ChainTable::Entry& entry = objects_[slot];
-  const std::uint32_t list = list_of(entry);
+void PrefixPolicy::add_leaf(Slot slot, ReuseModel::Epoch last_use) {
+  ChainTable::Entry& entry = objects_[slot];
+  if (entry.fresh) entry.parent = last_use;
+  const std::uint32_t list = list_of(entry, last_use);
   // Those that stand alone go in the order in which they came, of chains the one that was put last goes first.
   if (entry.alone) {
     leaves_.push_front(list, slot);
@@ -139,6 +150,7 @@ void PrefixPolicy::judge_some() {
   owed_bytes_ = 0;
 }
 
+// Who goes on with a chain has used it just now.
 void PrefixPolicy::child_came(Slot parent) {
   ChainTable::Entry& entry = objects_[parent];
   if (entry.leaf) {
@@ -148,12 +160,13 @@ void PrefixPolicy::child_came(Slot parent) {
     entry.alone = 0;
   }
   ++leaves_.note(parent);
+  leaves_.other_note(parent) = epoch_;
 }
 
 void PrefixPolicy::child_went(Slot parent) {
   if (--leaves_.note(parent) > 0) return;
   objects_[parent].leaf = 1;
-  add_leaf(parent);
+  add_leaf(parent, leaves_.other_note(parent));
 }
 
 void PrefixPolicy::spend(std::uint64_t bytes) {

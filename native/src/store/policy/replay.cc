@@ -19,14 +19,14 @@ ObjectId object_id(std::uint64_t id) { return {mixed(id), mixed(~id)}; }
 class Cache {
  public:
   Cache(PolicyKind kind, std::uint64_t capacity, bool chained)
-      : policy_(make_policy(kind, capacity)), capacity_(capacity), chained_(chained) {}
+      : policy_(make_policy(kind, capacity, view())), capacity_(capacity), chained_(chained) {}
 
   std::uint64_t request(std::span<const std::uint64_t> ids, std::span<const std::uint64_t> bytes) {
     ++request_;
     std::size_t held = 0;
     std::vector<Slot> found;
     for (const std::uint64_t id : ids) {
-      const auto slot = slots_.find(id);
+      const auto slot = slots_.find(mixed(id));
       if (slot == slots_.end()) break;
       blocks_[slot->second].request = request_;
       found.push_back(slot->second);
@@ -49,7 +49,7 @@ class Cache {
   };
 
   void put(std::span<const std::uint64_t> ids, std::size_t i, std::uint64_t bytes) {
-    if (const auto slot = slots_.find(ids[i]); slot != slots_.end()) {  // behind one that went
+    if (const auto slot = slots_.find(mixed(ids[i])); slot != slots_.end()) {  // behind one that went
       blocks_[slot->second].request = request_;
       return policy_->access(slot->second);
     }
@@ -61,7 +61,7 @@ class Cache {
     const Slot slot = spare_.back();
     spare_.pop_back();
     blocks_[slot] = {ids[i], bytes, request_};
-    slots_.emplace(ids[i], slot);
+    slots_.emplace(mixed(ids[i]), slot);
     used_ += bytes;
     const bool first = i == 0 || !chained_;
     policy_->insert(slot, {object_id(ids[i]), bytes, first ? ObjectId{} : object_id(ids[i - 1]),
@@ -77,10 +77,18 @@ class Cache {
       if (slot == kNoSlot) continue;
       policy_->erase(slot);
       used_ -= blocks_[slot].bytes;
-      slots_.erase(blocks_[slot].id);
+      slots_.erase(mixed(blocks_[slot].id));
       spare_.push_back(slot);
     }
     return true;
+  }
+
+  ObjectsView view() {
+    return {[this](Slot slot) { return object_id(blocks_[slot].id); },
+            [this](const ObjectId& id) {
+              const auto slot = slots_.find(id.hi);
+              return slot == slots_.end() ? std::nullopt : std::optional(slot->second);
+            }};
   }
 
   std::unique_ptr<EvictionPolicy> policy_;
@@ -88,7 +96,7 @@ class Cache {
   bool chained_;
   std::uint64_t used_ = 0;
   std::uint64_t request_ = 0;
-  std::unordered_map<std::uint64_t, Slot> slots_;
+  std::unordered_map<std::uint64_t, Slot> slots_;  // by the first half of the object id
   std::vector<Block> blocks_;
   std::vector<Slot> spare_;
 };

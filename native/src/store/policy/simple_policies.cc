@@ -31,7 +31,7 @@ void LfuPolicy::put(Slot slot, std::uint8_t count) {
 
 void LfuPolicy::insert(Slot slot, const ObjectFacts& /*facts*/) {
   lists_.make_room_for(slot);
-  make_room(uses_, slot);
+  uses_.make_room_for(slot);
   put(slot, 1);
 }
 
@@ -61,7 +61,7 @@ Slot LfuPolicy::victim(const MayTake& may_take) {
 
 void S3FifoPolicy::insert(Slot slot, const ObjectFacts& facts) {
   lists_.make_room_for(slot);
-  make_room(entries_, slot);
+  entries_.make_room_for(slot);
   history_.make_room_for(++objects_);
   Entry& entry = entries_[slot];
   entry = {};
@@ -127,7 +127,7 @@ Slot S3FifoPolicy::victim(const MayTake& may_take) {
 }
 
 std::uint64_t S3FifoPolicy::memory_bytes() const {
-  return lists_.memory_bytes() + entries_.capacity() * sizeof(Entry) + history_.memory_bytes();
+  return lists_.memory_bytes() + entries_.memory_bytes() + history_.memory_bytes();
 }
 
 }  // namespace kvferry::store

@@ -31,7 +31,7 @@ class LfuPolicy final : public EvictionPolicy {  // 10 bytes an object
   void access(Slot slot) override;
   void erase(Slot slot) override { lists_.unlink(slot); }
   Slot victim(const MayTake& may_take) override;
-  std::uint64_t memory_bytes() const override { return lists_.memory_bytes() + uses_.capacity() * sizeof(Uses); }
+  std::uint64_t memory_bytes() const override { return lists_.memory_bytes() + uses_.memory_bytes(); }
 
  private:
   static constexpr std::uint32_t kKeys = 256;
@@ -43,7 +43,7 @@ class LfuPolicy final : public EvictionPolicy {  // 10 bytes an object
   void put(Slot slot, std::uint8_t count);
 
   SlotLists lists_{kKeys};
-  std::vector<Uses> uses_;
+  SlotTable<Uses> uses_;
   std::uint8_t floor_ = 0;  // modulo kKeys: no object has a lower key
 };
 
@@ -78,7 +78,7 @@ class S3FifoPolicy final : public EvictionPolicy {  // 22 bytes an object
   std::uint64_t small_bytes_ = 0;
   std::uint64_t objects_ = 0;
   SlotLists lists_{2};
-  std::vector<Entry> entries_;
+  SlotTable<Entry> entries_;
   History history_{1};
 };
 

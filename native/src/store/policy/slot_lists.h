@@ -1,24 +1,32 @@
 // Several doubly linked lists over the slots of one table; a slot is in one of them or in none. 8 bytes a slot.
 #pragma once
 
-#include <algorithm>
 #include <cstddef>
 #include <cstdint>
-#include <utility>
+#include <memory>
 #include <vector>
 
 #include "store/policy/policy.h"
 
 namespace kvferry::store {
 
-// Room for `slot` in a table, growing by a quarter so that little memory is held for nothing.
+// An entry for each slot, in pieces, so that growing moves nothing and no memory is held for nothing.
 template <typename T>
-void make_room(std::vector<T>& table, Slot slot) {
-  if (slot < table.size()) return;
-  const std::size_t size = std::size_t{slot} + 1;
-  if (size > table.capacity()) table.reserve(std::max(size, table.capacity() + table.capacity() / 4));
-  table.resize(size);
-}
+class SlotTable {
+ public:
+  T& operator[](Slot slot) { return pieces_[slot / kPiece][slot % kPiece]; }
+  const T& operator[](Slot slot) const { return pieces_[slot / kPiece][slot % kPiece]; }
+  void make_room_for(Slot slot) {
+    while (slot / kPiece >= pieces_.size()) pieces_.push_back(std::make_unique<T[]>(kPiece));
+  }
+  std::uint64_t memory_bytes() const {
+    return pieces_.size() * kPiece * sizeof(T) + pieces_.capacity() * sizeof(pieces_[0]);
+  }
+
+ private:
+  static constexpr std::size_t kPiece = 1024;
+  std::vector<std::unique_ptr<T[]>> pieces_;
+};
 
 class SlotLists {
  public:
@@ -26,7 +34,7 @@ class SlotLists {
     for (std::uint32_t list = 0; list < lists; ++list) heads_[list] = {kHeads + list, kHeads + list};
   }
 
-  void make_room_for(Slot slot) { make_room(links_, slot); }
+  void make_room_for(Slot slot) { links_.make_room_for(slot); }
   bool empty(std::uint32_t list) const { return heads_[list].next >= kHeads; }
   Slot front(std::uint32_t list) const { return empty(list) ? kNoSlot : heads_[list].next; }
   Slot back(std::uint32_t list) const { return empty(list) ? kNoSlot : heads_[list].prev; }
@@ -48,10 +56,11 @@ class SlotLists {
     target.prev = source.prev;
     source = {kHeads + from, kHeads + from};
   }
-  // A number that a slot which is in no list may keep in place of its links.
+  // Two numbers that a slot which is in no list may keep in place of its links.
   std::uint32_t& note(Slot slot) { return links_[slot].prev; }
+  std::uint32_t& other_note(Slot slot) { return links_[slot].next; }
 
-  std::uint64_t memory_bytes() const { return (links_.capacity() + heads_.capacity()) * sizeof(Links); }
+  std::uint64_t memory_bytes() const { return links_.memory_bytes() + heads_.capacity() * sizeof(Links); }
 
  private:
   static constexpr std::uint32_t kHeads = 0xFFFF0000;  // from here on a number means a list
@@ -67,7 +76,7 @@ class SlotLists {
     at(next).prev = slot;
   }
 
-  std::vector<Links> links_;
+  SlotTable<Links> links_;
   std::vector<Links> heads_;
 };
 
