@@ -145,7 +145,7 @@ def test_a_node_that_stops_while_it_reads_a_value_holds_up_its_put_no_longer(tmp
         begin = time.monotonic()
         assert client.ask("put", key) == "created 1"
         pause_s = (time.monotonic() - begin) / 2
-        for _ in range(6):  # until it is caught in the middle
+        for _ in range(12):  # until it is caught in the middle
             assert client.ask("remove", key) == "ok"
             client.news()
             client.say("put", key)
