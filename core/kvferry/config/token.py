@@ -22,8 +22,8 @@ def admin_token(options: AdminOptions) -> bytes:
         raise ConfigError(f"admin.token_file {options.token_file}: {error.strerror}") from error
     if not token:
         raise ConfigError(f"admin.token_file {options.token_file} is empty")
-    if not all(0x21 <= byte <= 0x7E for byte in token):
+    if not all(0x20 <= byte <= 0x7E for byte in token):
         raise ConfigError(
-            f"admin.token_file {options.token_file}: a token has printable ASCII characters only, no spaces"
+            f"admin.token_file {options.token_file}: a token is one line of printable ASCII characters"
         )
     return token
