@@ -1,4 +1,8 @@
-"""The SSD tier beside fio on the same disk, with the same block size and depth."""
+"""The SSD tier beside fio on the same disk, with the same block size and depth.
+
+Both write to files that are new in every round and preallocated: the node fills one segment after the other,
+so fio's file is removed before it writes. A file system has less to do where blocks were written before.
+"""
 
 from __future__ import annotations
 
@@ -20,13 +24,16 @@ from kvferry.store import GetResult, Store
 MIB = 1 << 20
 DEPTH = 16  # values in one call, requests of fio under way
 DRAM, VALUES = 64, 320  # MiB, values of 1 MiB
-ROUNDS = 3
+ROUNDS = 7
 FIO_S = 60.0
 WRITE_S = 30.0
 
 
 def _fio(folder: Path, op: str) -> float:
     """GB/s of one pass over as many bytes as our side moves."""
+    if op == "write":
+        for old in folder.iterdir():
+            old.unlink()
     command = [
         "fio",
         "--name=kvferry",
@@ -35,7 +42,8 @@ def _fio(folder: Path, op: str) -> float:
         "--bs=1M",
         f"--iodepth={DEPTH}",
     ]
-    command += ["--ioengine=libaio", "--direct=1", f"--size={VALUES}M", "--output-format=json"]
+    command += ["--ioengine=libaio", "--direct=1", "--fallocate=native"]
+    command += [f"--size={VALUES}M", "--output-format=json"]
     done = subprocess.run(command, capture_output=True, check=True, timeout=FIO_S)
     return float(json.loads(done.stdout)["jobs"][0][op]["bw_bytes"]) / 1e9
 

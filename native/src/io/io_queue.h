@@ -37,6 +37,8 @@ class IoQueue {
   virtual std::size_t depth() const = 0;             // how many requests may be under way
   virtual std::string note() const = 0;              // how it works, and what of it is not possible here
   virtual void start(const IoRequest& request) = 0;  // at the latest the next wait() begins it
+  // What was started goes to the disk now, where the queue can do that without waiting.
+  virtual void begin() {}
   // Appends the results of what has ended; returns when there is at least one, or at `until`.
   virtual void wait(Deadline until, std::vector<IoResult>* done) = 0;
   virtual void cancel_all() = 0;  // results still come for all, those that could be stopped with -ECANCELED

@@ -40,8 +40,9 @@ class RequestPump {
   RequestPump(const RequestPump&) = delete;
   RequestPump& operator=(const RequestPump&) = delete;
 
-  void start(const IoPart& part);  // waits while as many are under way as the queue takes
-  std::uint32_t take_bounce();     // waits for one; kNone: no memory for any
+  void start(const IoPart& part);   // waits while as many are under way as the queue takes
+  void begin() { queue_.begin(); }  // what was started is under way while the caller does something else
+  std::uint32_t take_bounce();      // waits for one; kNone: no memory for any
   std::byte* bounce(std::uint32_t index) const { return bounce_.at(index); }
   void finish();
 

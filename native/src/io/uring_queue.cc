@@ -17,6 +17,7 @@ constexpr std::uint32_t kBufferPlaces = 256;  // at most 4 GiB of memory stay pi
 constexpr std::uint32_t kFilePlaces = 64;
 constexpr std::uint64_t kCancelTag = ~std::uint64_t{0};
 constexpr std::chrono::milliseconds kPause{1};
+constexpr Deadline kNoWait{};  // long ago; the earliest that there is cannot be subtracted from
 
 std::vector<std::uint32_t> all_places(int table_error, std::uint32_t count) {
   std::vector<std::uint32_t> places(table_error == 0 ? count : 0);
@@ -116,12 +117,14 @@ void UringQueue::start(const IoRequest& request) {
   fill(ring_.next(), request);
 }
 
+void UringQueue::begin() { (void)ring_.enter(kNoWait); }  // what the kernel does not take now it is offered again
+
 void UringQueue::cancel_all() {
   for (std::size_t tag = 0; tag < under_way_.size(); ++tag) {
     if (!under_way_[tag]) continue;
     uring::Sqe* entry = ring_.next();
     if (entry == nullptr) {
-      (void)ring_.enter(Deadline::min());
+      (void)ring_.enter(kNoWait);
       entry = ring_.next();
     }
     if (entry == nullptr) return;  // the kernel takes nothing now; what is under way ends by itself

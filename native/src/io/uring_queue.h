@@ -23,6 +23,7 @@ class UringQueue final : public IoQueue {
   std::size_t depth() const override { return depth_; }
   std::string note() const override;
   void start(const IoRequest& request) override;
+  void begin() override;
   void wait(Deadline until, std::vector<IoResult>* done) override;
   void cancel_all() override;
   void remember_memory(std::uint64_t id, std::byte* data, std::uint64_t length) override;

@@ -10,6 +10,7 @@ namespace kvferry::store::log {
 namespace {
 
 constexpr std::uint64_t kLeastDirect = 64 << 10;  // shorter pieces are gathered: the copy costs less than the request
+constexpr std::uint64_t kBeginBytes = 512 << 10;  // so much goes to the disk with one system call
 
 bool is_packed(std::uint64_t bytes) { return bytes < GroupWriter::kPackBelow && (bytes % kUnit != 0 || bytes == 0); }
 
@@ -158,7 +159,7 @@ void GroupWriter::flush(RequestPump* pump) {
   collected_ = {};
 }
 
-// The checksums are made while earlier parts are on their way to the disk.
+// The checksums are made while the bytes are on their way to the disk: only the head, which is written last, has them.
 void GroupWriter::write_payload(const LogFile& file, const Record& record, RecordEntry* entry, RequestPump* pump) {
   PieceCursor cursor(record.write->pieces);
   ChunkSums sums(&entry->sums);
@@ -167,23 +168,32 @@ void GroupWriter::write_payload(const LogFile& file, const Record& record, Recor
     const std::uint64_t whole = std::min<std::uint64_t>(here.size() / kUnit * kUnit, kRequestBytes);
     const bool aligned = reinterpret_cast<std::uintptr_t>(here.data()) % file.memory_alignment == 0;
     IoPart part{IoRequest::Kind::kWrite, file.fd.get(), nullptr, 0, entry->offset + at};
+    std::uint64_t bytes = whole;
     if (aligned && whole >= std::min(kLeastDirect, entry->bytes - at)) {
-      sums.add(here.first(whole));
       part.data = const_cast<std::byte*>(here.data());  // the kernel only reads it; the field serves both directions
       part.length = static_cast<std::uint32_t>(whole);
       cursor.advance(whole);
-      at += whole;
     } else {
-      at += gather(&cursor, std::min(kBounceBytes, entry->bytes - at), &sums, pump, &part);
+      bytes = gather(&cursor, std::min(kBounceBytes, entry->bytes - at), pump, &part);
+      if (bytes == 0) break;
     }
-    if (part.length > 0) pump->start(part);
+    start(part, pump);
+    sums.add({part.data, bytes});  // a buffer of ours stays as it is until we take another one
+    at += bytes;
   }
   sums.finish();
 }
 
+void GroupWriter::start(const IoPart& part, RequestPump* pump) {
+  pump->start(part);
+  not_begun_ += part.length;
+  if (not_begun_ < kBeginBytes) return;
+  pump->begin();
+  not_begun_ = 0;
+}
+
 // Into an aligned buffer, with zeros up to whole units. The count of bytes; 0: there is no memory.
-std::uint64_t GroupWriter::gather(PieceCursor* cursor, std::uint64_t bytes, ChunkSums* sums, RequestPump* pump,
-                                  IoPart* part) {
+std::uint64_t GroupWriter::gather(PieceCursor* cursor, std::uint64_t bytes, RequestPump* pump, IoPart* part) {
   part->bounce = pump->take_bounce();
   if (part->bounce == BounceBuffers::kNone) {
     status_ = {Code::kResourceExhausted, "no memory for aligned buffers"};
@@ -192,7 +202,6 @@ std::uint64_t GroupWriter::gather(PieceCursor* cursor, std::uint64_t bytes, Chun
   part->data = pump->bounce(part->bounce);
   part->length = static_cast<std::uint32_t>(whole_units(bytes));
   cursor->copy({part->data, bytes});
-  sums->add({part->data, bytes});
   std::memset(part->data + bytes, 0, part->length - bytes);
   return bytes;
 }

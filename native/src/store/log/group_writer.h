@@ -65,7 +65,8 @@ class GroupWriter final : private IoPartHandler {
   void collect(const LogFile& file, const Record& record, RecordEntry* entry, RequestPump* pump);
   void flush(RequestPump* pump);
   void write_payload(const LogFile& file, const Record& record, RecordEntry* entry, RequestPump* pump);
-  std::uint64_t gather(PieceCursor* cursor, std::uint64_t bytes, ChunkSums* sums, RequestPump* pump, IoPart* part);
+  std::uint64_t gather(PieceCursor* cursor, std::uint64_t bytes, RequestPump* pump, IoPart* part);
+  void start(const IoPart& part, RequestPump* pump);
   void write_head(const LogFile& file, const GroupPlace& place, RequestPump* pump);
   void part_ended(const IoPart& part, const Status& status) override;
 
@@ -74,7 +75,8 @@ class GroupWriter final : private IoPartHandler {
   std::uint64_t index_bytes_ = 0, packed_bytes_ = 0, aligned_bytes_ = 0, payload_bytes_ = 0;
   QueuePool* queues_ = nullptr;  // while it is written
   AlignedBuffer head_;
-  IoPart collected_;  // not started yet
+  IoPart collected_;             // not started yet
+  std::uint64_t not_begun_ = 0;  // bytes that were started since the last begin()
   Status status_;
 };
 
