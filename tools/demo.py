@@ -88,7 +88,7 @@ def _start_pair(parts: Set, servers: list[Server]) -> Pair:
         say(f"{server.name} vLLM is ready at {server.url}")
     router = router_server(parts.python, [prefill], [decode], parts.logs)
     servers.append(router.start())
-    router.wait_ready(60.0)
+    router.wait_ready()
     say(f"router is ready at {router.url}")
     return Pair(prefill, decode, router)
 

@@ -117,7 +117,7 @@ def running_fleet(fleet: Fleet) -> Iterator[Fleet]:
     engines = [fleet.single, *fleet.prefill, *fleet.decode]
     with running(engines):
         fleet.router = router_server(vllm_python(), fleet.prefill, fleet.decode, fleet.logs)
-        with running([fleet.router], 60.0):
+        with running([fleet.router]):
             yield fleet
 
 
@@ -135,7 +135,7 @@ def ask_concurrently(url: str, bodies: Sequence[Mapping[str, Any]], workers: int
 def empty_prefix_cache(server: Server) -> None:
     """Make a vLLM server forget its cached prefixes; waits until no request holds a block."""
     request = urllib.request.Request(server.url + "/reset_prefix_cache", b"", method="POST")
-    with urllib.request.urlopen(request, timeout=10) as answer:
+    with urllib.request.urlopen(request, timeout=60) as answer:
         assert answer.status == 200
 
 

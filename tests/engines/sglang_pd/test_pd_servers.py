@@ -97,7 +97,7 @@ def our_router(pair: Pair, tmp_path_factory: pytest.TempPathFactory) -> Iterator
     flags = ("--engine", "sglang", "--bootstrap-ports", str(pair.bootstrap_port))
     logs = tmp_path_factory.mktemp("router")
     router = router_server(sglang_python(), [pair.prefill], [pair.decode], logs, flags=flags)
-    with running([router], 60.0):
+    with running([router]):
         yield router
 
 
@@ -114,7 +114,7 @@ def sglang_router(pair: Pair, tmp_path_factory: pytest.TempPathFactory) -> Itera
     ]  # fmt: skip
     log = tmp_path_factory.mktemp("router") / "sglang-router.log"
     router = Server("sglang-router", command, log, health="/readiness")
-    with running([router], 120.0):
+    with running([router]):
         yield router
 
 

@@ -120,7 +120,7 @@ def test_the_commands_of_prefill_and_decode(tmp_path: Path, extent: Any) -> None
         pytest.skip("three servers: --long")
     servers = [vllm_of(each, "tiny", tmp_path, {}) for each in (prefill_command, decode_command)]
     prefill, decode = servers
-    with running(servers, START_S), running([router_of(router_command, servers, tmp_path)], 60.0) as [router]:
+    with running(servers, START_S), running([router_of(router_command, servers, tmp_path)]) as [router]:
         for seed in (1, 2):  # by pull, then streamed
             body = completion_body(token_ids(300, seed=seed), 16, ignore_eos=True)
             alone = complete(decode.url, body)
@@ -176,7 +176,7 @@ def test_the_commands_of_encode_prefill_and_decode(tmp_path: Path, extent: Any) 
         until(lambda: find_nodes(cluster), "the node to be found", START_S)
         with (
             running(servers, START_S),
-            running([router_of(router_command, servers, tmp_path)], 60.0) as [router],
+            running([router_of(router_command, servers, tmp_path)]) as [router],
         ):
             alone = [complete(decode.url, each).token_ids for each in questions]
             assert len({tuple(each) for each in alone}) == 3

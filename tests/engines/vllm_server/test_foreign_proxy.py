@@ -39,7 +39,7 @@ def proxy(fleet: Fleet) -> Iterator[Server]:
     for server in fleet.decode:
         command += ["--decode", server.url]
     server = Server("vllm-router", command, fleet.logs / "vllm-router.log")
-    with running([server], 60.0):
+    with running([server]):
         yield server
 
 
