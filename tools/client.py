@@ -42,13 +42,13 @@ def _open(
         raise ToolError(f"{url}: {error}") from None
 
 
-def get_json(url: str, timeout_s: float = 10.0) -> Any:
+def get_json(url: str, timeout_s: float = 60.0) -> Any:
     """GET a JSON page."""
     with _open(url, None, timeout_s) as answer:
         return json.load(answer)
 
 
-def get_text(url: str, timeout_s: float = 10.0) -> str:
+def get_text(url: str, timeout_s: float = 60.0) -> str:
     """GET a page as text."""
     with _open(url, None, timeout_s) as answer:
         return str(answer.read().decode())
