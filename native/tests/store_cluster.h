@@ -19,6 +19,8 @@
 
 namespace kvferry::store::testing {
 
+constexpr milliseconds kHandshake{5000};  // with a member that runs, on a machine that stands still
+
 using kvferry::testing::kPatience;
 
 inline NodeOptions node_options(std::uint64_t dram_bytes = 32u << 20) {
@@ -73,11 +75,11 @@ class TestClient {
   Result<std::uint64_t> connection(const Member& member) {
     const auto known = connections_.find(member.node_id);
     if (known != connections_.end() && rpc_->engine().peer(known->second)) return known->second;
-    KVF_ASSIGN_OR_RETURN(const auto peer, rpc_->engine().connect(member.endpoint, member.node_id, milliseconds(1000)));
+    KVF_ASSIGN_OR_RETURN(const auto peer, rpc_->engine().connect(member.endpoint, member.node_id, kHandshake));
     Attach attach;
     attach.cluster = "local";
     attach.home = home_;
-    const auto attached = rpc_->call(peer->handle(), attach, deadline_in(milliseconds(1000)));
+    const auto attached = rpc_->call(peer->handle(), attach, deadline_in(kHandshake));
     if (!attached.ok()) return attached.status();
     connections_[member.node_id] = peer->handle();
     return peer->handle();
