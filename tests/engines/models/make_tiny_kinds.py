@@ -78,7 +78,6 @@ def make_mla(_out: Path, text: dict[str, Any]) -> Any:
         n_routed_experts=4,
         num_experts_per_tok=2,
         moe_intermediate_size=64,
-        moe_layer_freq=1,  # SGLang asks for it
         rope_parameters=yarn,
     )
     return DeepseekV2ForCausalLM(config)
