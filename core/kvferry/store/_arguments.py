@@ -158,7 +158,11 @@ def _is_empty(value: Any) -> bool:
     try:
         return memoryview(value).nbytes == 0
     except (TypeError, ValueError):  # no such buffer, e.g. a torch tensor, or an array of dates
+        pass
+    try:
         return bool(getattr(value, "nbytes", 1) == 0)
+    except RuntimeError:  # a sparse torch tensor, which is refused with a reason later
+        return False
 
 
 def _refuse_other_orders(value: Any) -> None:

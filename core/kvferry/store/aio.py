@@ -6,6 +6,7 @@ A native call gives up the interpreter lock while it waits, so a thread per call
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
@@ -36,9 +37,12 @@ class AsyncStore:
 
     def __init__(self, store: Store) -> None:
         self._store = store
+        self._pid = os.getpid()
         self._threads = ThreadPoolExecutor(_MAX_CALLS, thread_name_prefix="kvferry-store")
 
     async def _run(self, call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        if os.getpid() != self._pid:  # forked: the threads stayed behind, and every call fails at once
+            return call(*args, **kwargs)
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(self._threads, lambda: call(*args, **kwargs))
 

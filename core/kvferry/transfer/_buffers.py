@@ -31,7 +31,8 @@ def memory_of(buffer: Any) -> Memory:
     Accepts what has `data_ptr()` and `nbytes` (torch tensors and untyped storages; torch itself is never
     imported), what has `__cuda_array_interface__` (cupy, numba), and whatever supports the buffer protocol
     (bytearray, memoryview, mmap, array, numpy). Raises `InvalidArgumentError` for non-contiguous or empty
-    memory and objects without memory, `UnsupportedError` for devices that KVFerry does not know.
+    memory, torch tensors whose bytes are not their values (sparse, or conjugated or negated lazily) and objects
+    without memory, `UnsupportedError` for devices that KVFerry does not know.
     """
     found = _tensor_memory(buffer) if hasattr(buffer, "data_ptr") else _buffer_memory(buffer)
     if found.length_bytes == 0 or found.address == 0:
@@ -61,10 +62,27 @@ def _refuse_gaps(buffer: object) -> None:
     )
 
 
+def _refuse_other_values(tensor: Any) -> None:
+    """Refuse torch tensors whose values are not simply what their memory holds."""
+    layout = str(getattr(tensor, "layout", "torch.strided"))
+    if layout != "torch.strided":
+        raise InvalidArgumentError(
+            f"this {_type(tensor)} of layout {layout} has no memory of its own: give its parts, or to_dense()"
+        )
+    for bit in ("conj", "neg"):  # views that torch computes when they are read
+        is_set = getattr(tensor, f"is_{bit}", None)
+        if is_set is not None and is_set():
+            raise InvalidArgumentError(
+                f"this {_type(tensor)} is a view with torch's {bit} bit, whose memory holds other values: "
+                f"call resolve_{bit}() and give what that returns"
+            )
+
+
 def _tensor_memory(tensor: Any) -> Memory:
     device = getattr(tensor, "device", None)
     place = str(getattr(device, "type", device or "cpu"))
     kind = _kind_of(tensor, place)
+    _refuse_other_values(tensor)
     if hasattr(tensor, "is_contiguous") and not tensor.is_contiguous():
         _refuse_gaps(tensor)
     length = tensor.nbytes() if callable(tensor.nbytes) else tensor.nbytes

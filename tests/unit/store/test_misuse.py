@@ -195,6 +195,26 @@ def test_other_arguments_of_the_wrong_type_are_named(
     assert not store.exists("key")
 
 
+class Sparse:
+    """Looks like a sparse torch.Tensor."""
+
+    layout = "torch.sparse_csr"
+
+    @property
+    def nbytes(self) -> int:
+        raise RuntimeError("nbytes is not defined for sparse tensors.")
+
+    def data_ptr(self) -> int:
+        raise RuntimeError("Cannot access data pointer of Tensor that doesn't have storage")
+
+
+def test_a_sparse_tensor_is_no_value(store: Store) -> None:
+    with pytest.raises(InvalidArgumentError, match="has no memory of its own"):
+        store.put("key", Sparse())
+    with pytest.raises(InvalidArgumentError, match="has no memory of its own"):
+        store.get_into("key", Sparse())
+
+
 def test_one_value_is_not_several(store: Store) -> None:
     with pytest.raises(InvalidArgumentError, match="sequence of values"):
         store.put_many(["a", "b"], b"xy")
@@ -258,6 +278,7 @@ def test_a_forked_child_can_neither_use_the_store_nor_take_pins_of_its_parent(st
     value = os.urandom(1_000_000)
     store.put("seen", value)
     view = store.view("seen")
+    assert asyncio.run(store.aio.exists("seen"))  # whose thread, idle now, a child does not have
 
     def work() -> None:
         for call in (
@@ -266,6 +287,7 @@ def test_a_forked_child_can_neither_use_the_store_nor_take_pins_of_its_parent(st
             lambda: store.view("seen"),
             lambda: store.exists("seen"),
             lambda: list(store.scan()),
+            lambda: asyncio.run(store.aio.exists("seen")),
         ):
             with pytest.raises(UnsupportedError, match="forked"):
                 call()

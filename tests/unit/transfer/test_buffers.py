@@ -106,6 +106,24 @@ def test_memory_of_refuses_gaps(buffer):
         memory_of(buffer)
 
 
+@pytest.mark.parametrize(
+    ("what", "advice"),
+    [
+        ({"is_conj": lambda: True}, r"call resolve_conj\(\)"),
+        ({"is_neg": lambda: True}, r"call resolve_neg\(\)"),
+        ({"layout": "torch.sparse_coo"}, r"layout torch.sparse_coo has no memory of its own.*to_dense\(\)"),
+    ],
+)
+def test_tensors_whose_memory_holds_other_values_are_refused(what, advice):
+    plain = {"is_conj": lambda: False, "is_neg": lambda: False, "layout": "torch.strided"}
+    tensor = Tensor(np.zeros(4))
+    vars(tensor).update(plain)
+    assert memory_of(tensor).length_bytes == 32
+    vars(tensor).update(what)
+    with pytest.raises(InvalidArgumentError, match=advice):
+        memory_of(tensor)
+
+
 def test_memory_of_tells_the_kind_of_device_memory(monkeypatch):
     assert memory_of(np.zeros(4)).kind == "host"
     assert memory_of(Tensor(np.zeros(4))).kind == "host"
