@@ -3,8 +3,9 @@
     python benchmarks/store.py [--quick] [--long] [--json FILE] [--docs FILE] [--peers PYTHON]
 
 All sides take turns in one run. A case is SIZExCOUNT: that many values per operation. A node runs as a
-process, its clients in this one; one of them uses tcp alone, as on another host. Bytes are checked once per
-case. See docs/benchmarks.md.
+process, its clients in this one; one of them uses tcp alone, as on another host: over loopback, and in
+network namespaces whose loopback carries only so much (with root and iproute2; else left out). Bytes are
+checked once per case. See docs/benchmarks.md.
 """
 
 from __future__ import annotations
@@ -22,9 +23,10 @@ sys.path.insert(0, str(ROOT))
 
 from benchmarks.store_bench import growth  # noqa: E402
 from benchmarks.store_bench.cluster import Nodes, touch_memory  # noqa: E402
+from benchmarks.store_bench.link import NoLinkError, limited_link  # noqa: E402
 from benchmarks.store_bench.peers import PeerSide, peer_sides  # noqa: E402
 from benchmarks.store_bench.questions import asking, stalls, viewing  # noqa: E402
-from benchmarks.store_bench.remote import remote_rows  # noqa: E402
+from benchmarks.store_bench.remote import link_rows, remote_rows  # noqa: E402
 from benchmarks.store_bench.sides import Ours, PlainCopy, Side, in_turns  # noqa: E402
 from benchmarks.store_bench.ssd import ssd_rows  # noqa: E402
 from benchmarks.transfer_bench import report  # noqa: E402
@@ -37,6 +39,7 @@ PEER_CASES = (Case(64 * KIB, 1), Case(64 * KIB, 64), Case(MIB, 1), Case(MIB, 8))
 COPY_TARGET = {"get": ">= 0.9", "put": ">= 0.8"}
 PEER_TARGET = {"Redis, unix socket": ">= 5", "Redis, loopback": ">= 5", "Mooncake store": ">= 3"}
 DRAM = 512 * MIB
+LINKS_GBIT = (10, 25)
 ROUNDS, QUICK_ROUNDS = 7, 3
 CALLS = {"get": ("get_into", "get_many_into"), "put": ("put", "put_many")}
 
@@ -79,12 +82,23 @@ class Run:
             self._take(stalls(ours.store, ours.source, ours.target))
             self._take(remote_rows(Ours("remote", nodes.open(node, ["tcp"])), self._rounds))
             self._beside_peers(ours, folder, stack)
+        for gbit in LINKS_GBIT:
+            self._over_link(folder / f"link-{gbit}", gbit)
         with contextlib.ExitStack() as stack:
             nodes = Nodes(folder / "growth", stack)
             if not self._options.quick:
                 self._take(growth.with_keys(nodes, self._options.long))
             self._take(growth.with_nodes(nodes))
             self._take(ssd_rows(nodes, self._options.disk or folder, self._note))
+
+    def _over_link(self, folder: Path, gbit: int) -> None:
+        try:
+            with limited_link(gbit), contextlib.ExitStack() as stack:
+                nodes = Nodes(folder, stack)
+                remote = Ours("remote", nodes.open(nodes.start_one("--dram", str(DRAM)), ["tcp"]))
+                self._take(link_rows(remote, gbit, self._rounds))
+        except NoLinkError as error:
+            self._note(f"a {gbit} Gbit/s link was not measured: {error}")
 
     def _beside_peers(self, ours: Ours, folder: Path, stack: contextlib.ExitStack) -> None:
         if self._options.peers is None:

@@ -21,7 +21,7 @@ constexpr std::uint64_t kShortCallBytes = 256u << 10;
 constexpr std::uint64_t kRoundBytes = 16u << 20;
 // Offered memory goes round, so that it is seldom in the cache: streaming stores pay sooner than stores_for() says.
 constexpr std::uint64_t kStreamedBytes = 64u << 10;
-constexpr std::uint64_t kPullBytes = 2u << 20;  // read by the node at once
+constexpr std::uint64_t kPullBytes = 1u << 20;  // read by the node at once
 
 using Offers = std::vector<Offer*>;
 using Part = std::span<Offer* const>;
