@@ -293,6 +293,27 @@ TEST_F(SsdStore, DropsWhatADeadDiskDoesNotTake) {
   EXPECT_TRUE(node()->check().ok());
 }
 
+TEST_F(SsdStore, TellsThatItsDirectoryIsGone) {
+  NodeOptions small = options();
+  small.ssd_directory = folder_.file("gone");
+  open(small);
+  std::filesystem::remove_all(small.ssd_directory);
+  std::uint64_t number = 0;
+  EXPECT_TRUE(eventually([&] {
+    EXPECT_TRUE(node().put(++number, kMiB).ok());
+    return !node()->stats().degraded.empty();
+  }));
+  const auto degraded = node()->stats().degraded;
+  ASSERT_EQ(degraded.size(), 1u);
+  EXPECT_NE(degraded[0].find("make its directory again"), std::string::npos) << degraded[0];
+  EXPECT_GT(counter("ssd_errors_total"), 0u);
+  std::filesystem::create_directory(small.ssd_directory);
+  EXPECT_TRUE(eventually([&] {
+    EXPECT_TRUE(node().put(++number, kMiB).ok());
+    return node()->stats().degraded.empty();
+  }));
+}
+
 // Ten times what memory holds, from two writers at once, while somebody reads what is on the disk already.
 class BurstOnASlowDisk : public SsdStore, public ::testing::WithParamInterface<WriteMode> {};
 

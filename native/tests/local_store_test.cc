@@ -202,6 +202,16 @@ TEST(LocalStore, EvictsInTheBackgroundDownToTheLowWatermark) {
   EXPECT_TRUE(node.has(57));
 }
 
+TEST(LocalStore, KeepsAnObjectAsLargeAsItsMemory) {
+  StoreOnMemory node(of_size(8 * kMiB));
+  ASSERT_TRUE(node.put(1, kMiB).ok());
+  ASSERT_TRUE(node.put(2, 8 * kMiB).ok());
+  std::this_thread::sleep_for(milliseconds(300));  // some rounds of what it does by itself
+  EXPECT_TRUE(node.has(2));
+  ASSERT_TRUE(node.put(3, 4096).ok());
+  EXPECT_FALSE(node.has(2));
+}
+
 TEST(LocalStore, NeverEvictsWhatIsPinned) {
   StoreOnMemory node(of_size(4 * kMiB));
   const auto client = node.new_client();

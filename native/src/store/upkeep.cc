@@ -1,4 +1,5 @@
 // What a store does by itself: a thread that wakes some times a second, or when it is called.
+#include <algorithm>
 #include <string>
 #include <utility>
 
@@ -43,11 +44,13 @@ void LocalStoreImpl::look_after_leases() {
   counters_.add(StoreCounters::kPinLeasesEnded, memory_.leases().remove_ended(now));
 }
 
+// The last one stays, however large it is: a put that was answered with OK is not taken back for nobody's sake.
 void LocalStoreImpl::evict_to_low_water(Lock& lock) {
   if (!above_high_water()) return;
-  while (!closed_ && used_bytes() > low_water_) {
+  while (!closed_ && used_bytes() > low_water_ && table_->dram_objects() > 1) {
     memory_.look_at_pins();
-    if (evict(used_bytes() - low_water_, kObjectsPerStep) == 0) return;
+    const std::size_t most = std::min<std::size_t>(kObjectsPerStep, table_->dram_objects() - 1);
+    if (evict(used_bytes() - low_water_, most) == 0) return;
     lock.unlock();
     lock.lock();
   }

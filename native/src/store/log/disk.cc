@@ -21,9 +21,15 @@ namespace {
 constexpr mode_t kNewFileMode = 0600;  // a KV cache tells what was asked
 constexpr std::uint64_t kStatBlock = 512;
 
+// A file or a directory of ours that is not there is a fault of the disk, not an object that nobody has.
 Status failed(const std::string& path, std::string_view what, int error) {
-  const std::string hint = error == ENOSPC || error == EDQUOT ? "; make room on that file system" : "";
-  return errno_status(file_error_code(error), path + ": " + std::string(what) + hint, error);
+  Code code = file_error_code(error);
+  std::string hint = error == ENOSPC || error == EDQUOT ? "; make room on that file system" : "";
+  if (code == Code::kNotFound || code == Code::kStale) {
+    code = Code::kUnavailable;
+    hint = "; make its directory again, or mount its disk";
+  }
+  return errno_status(code, path + ": " + std::string(what) + hint, error);
 }
 
 // Direct access where it is wanted and works in our units, else through the page cache.
