@@ -146,8 +146,21 @@ TEST_F(StoreRpc, SlowRequestsHoldUpNobodyElse) {
 TEST_F(StoreRpc, ACallEndsAtItsDeadlineAndItsLateAnswerIsDropped) {
   const auto late = client_->call(peer_->handle(), Exists{}, deadline_in(milliseconds(20)));
   EXPECT_EQ(late.status().code(), Code::kDeadlineExceeded);
+  const std::string server =
+      "node " + server_->engine().node_id().to_string() + " at " + server_->engine().endpoint().to_string();
+  for (const std::string& word :
+       {std::string("EXISTS"), server, std::string("within 0."), std::string("kvferry status")}) {
+    EXPECT_NE(late.status().message().find(word), std::string::npos) << late.status().message();
+  }
   handler_.let_go();
   EXPECT_TRUE(client_->call(peer_->handle(), Ping{}, soon()).ok());
+}
+
+TEST_F(StoreRpc, WhatWasAnsweredWithARefusalNamesWhoRefused) {
+  const Status refused = client_->call(peer_->handle(), Stats{}, soon()).status();
+  EXPECT_EQ(refused.code(), Code::kUnsupported);
+  EXPECT_NE(refused.message().find(server_->engine().node_id().to_string()), std::string::npos) << refused.message();
+  EXPECT_NE(refused.message().find("not in this test"), std::string::npos) << refused.message();
 }
 
 // The node's memory would stay reserved until the client closes.

@@ -402,6 +402,11 @@ void EngineImpl::await_message(std::uint64_t peer_handle, const std::function<bo
   peer->await_message(done, sleep, deadline);
 }
 
+std::optional<pid_t> EngineImpl::process_of(std::uint64_t peer_handle) const {
+  const auto peer = core_->peers.find(peer_handle);
+  return peer ? peer->process() : std::nullopt;
+}
+
 std::optional<Message> EngineImpl::next_message(milliseconds timeout) {
   if (!core_->check_process().ok()) return std::nullopt;
   return core_->inbox.pop(timeout);

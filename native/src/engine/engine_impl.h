@@ -42,6 +42,7 @@ class EngineImpl final : public HookedEngine {
 
   Status send(std::uint64_t peer_handle, std::string_view body, milliseconds timeout) override;
   Status try_send(std::uint64_t peer_handle, ByteView body) override;
+  std::optional<pid_t> process_of(std::uint64_t peer_handle) const override;
   void await_message(std::uint64_t peer_handle, const std::function<bool()>& done, const std::function<void()>& sleep,
                      Deadline deadline) override;
   std::optional<Message> next_message(milliseconds timeout) override;

@@ -1,6 +1,8 @@
 // The engine as other layers of this library use it: they see messages before the inbox does, and learn of lost peers.
 #pragma once
 
+#include <sys/types.h>
+
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -32,6 +34,8 @@ class HookedEngine : public Engine {
   // within the same deadline.
   virtual void await_message(std::uint64_t peer_handle, const std::function<bool()>& done,
                              const std::function<void()>& sleep, Deadline deadline) = 0;
+  // The process of a peer some memory of which is mapped here (Peer::map), as the kernel names it. nullopt: not known.
+  virtual std::optional<pid_t> process_of(std::uint64_t peer_handle) const = 0;
 };
 
 }  // namespace kvferry

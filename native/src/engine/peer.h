@@ -58,7 +58,8 @@ class PeerImpl final : public Peer, public PlanTarget, public std::enable_shared
   Status wait_for_regions(Deadline deadline);  // until the peer's first REGIONS came
   Status send(FrameType type, std::uint64_t request_id, ByteView body, Deadline deadline);
   Status send_message(std::string_view body, Deadline deadline);
-  Status try_send_message(ByteView body);  // see HookedEngine::try_send
+  Status try_send_message(ByteView body);                           // see HookedEngine::try_send
+  std::optional<pid_t> process() const { return memory_.owner(); }  // see HookedEngine::process_of
   // See HookedEngine::await_message.
   void await_message(const std::function<bool()>& done, const std::function<void()>& sleep, Deadline deadline);
   void lose(const Status& why);                            // first reason stays; settles all transfers; idempotent

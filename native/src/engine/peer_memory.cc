@@ -12,8 +12,14 @@ Status PeerMemory::attach_locked(const Wait& wait) {
   attachment_.reset();
   KVF_ASSIGN_OR_RETURN(const Endpoint endpoint, same_host_listener(peer_));
   KVF_ASSIGN_OR_RETURN(Attachment opened, Attachment::open(local_, peer_.node_id, endpoint, wait));
+  owner_ = opened.pid();
   attachment_.emplace(std::move(opened));
   return {};
+}
+
+std::optional<pid_t> PeerMemory::owner() const {
+  const std::lock_guard lock(mutex_);
+  return owner_;
 }
 
 Result<std::span<std::byte>> PeerMemory::map(RegionKey key, Deadline deadline) {

@@ -20,14 +20,16 @@ class PeerMemory {
 
   // kUnsupported: the peer is not on this host, or the region is no arena. Else as the attachment has it.
   Result<std::span<std::byte>> map(RegionKey key, Deadline deadline);
+  std::optional<pid_t> owner() const;  // nullopt: nothing was mapped yet
 
  private:
   Status attach_locked(const Wait& wait);
 
   const LocalNode& local_;
   const PeerContext peer_;
-  std::mutex mutex_;                      // held while the peer is asked, which others may wait for
+  mutable std::mutex mutex_;              // held while the peer is asked, which others may wait for
   std::optional<Attachment> attachment_;  // guarded by mutex_, as is what follows
+  std::optional<pid_t> owner_;
   struct Mapped {
     Arena arena;
     std::span<std::byte> region;

@@ -61,7 +61,8 @@ Status NodeImpl::allocate() {
     RegionInfo info;
     std::span<std::byte> memory;
     KVF_RETURN_IF_ERROR(
-        make_region(each, "kvferry.store.arena" + std::to_string(i), kRemoteRead | kRemoteWrite, &info, &memory));
+        make_region(each, "kvferry.store.arena" + std::to_string(i), kRemoteRead | kRemoteWrite, &info, &memory)
+            .with_context("memory for objects (store.dram)"));
     core_.arenas.push_back(info);
     core_.arena_memory.push_back(memory);
   }

@@ -20,7 +20,8 @@ Deadline Puts::deadline() const { return deadline_in(kPutTimeout); }
 Puts::RoomUntil Puts::room_until(bool wait) { return wait ? RoomUntil(deadline_in(kRoomTime)) : std::nullopt; }
 
 Status Puts::check(const NewObject& object) const {
-  if (core_.draining) return {Code::kUnavailable, "the node is being drained and takes no more puts"};
+  if (core_.draining)
+    return {Code::kUnavailable, "the node is being drained and takes no more puts: use another one, or start it anew"};
   if (object.tags.size() > 16) return {Code::kInvalidArgument, "an object has at most 16 tags"};
   if (ObjectIds(object.tenant).of(object.key) != object.id) {
     return {Code::kInvalidArgument, "the id is not that of the key"};

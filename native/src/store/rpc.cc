@@ -9,14 +9,21 @@ namespace kvferry::store {
 namespace {
 
 constexpr milliseconds kAnswerTimeout{5000};  // for socket space, by a service thread
+constexpr milliseconds kLook{100};            // between two looks at whether who must answer is stopped
 
 }  // namespace
+
+std::string seconds_since(Clock::time_point begin) {
+  const auto tenths = std::chrono::round<milliseconds>(Clock::now() - begin).count() / 100;
+  return std::to_string(tenths / 10) + "." + std::to_string(tenths % 10) + " s";
+}
 
 struct RpcEndpoint::Waiting {
   RpcEndpoint* endpoint = nullptr;
   std::uint64_t id = 0;
   std::uint64_t peer = 0;
   Type type = Type::kPing;
+  Clock::time_point begun = Clock::now();
   Deadline deadline;
 
   std::mutex mutex;
@@ -99,6 +106,11 @@ std::shared_ptr<RpcEndpoint::Waiting> RpcEndpoint::begin(std::uint64_t peer, std
     const std::lock_guard lock(home.mutex);
     home.calls.emplace(id, call);
   }
+  // What is sent to a process that is stopped would be done long after its failure was told.
+  if (seen_stopped_ && is_stopped(peer)) {
+    call->settle(stopped(*call), {});
+    return call;
+  }
   if (const Status sent = send(peer, body, deadline); !sent.ok()) call->settle(sent, {});
   pay(peer);
   return call;
@@ -150,13 +162,58 @@ bool RpcEndpoint::await(Waiting& call, Deadline until) {
 }
 
 Result<Bytes> RpcEndpoint::wait(const std::shared_ptr<Waiting>& call) {
-  (void)await(*call, call->deadline);
-  std::unique_lock lock(call->mutex);
-  if (!call->done) {
-    return {Code::kDeadlineExceeded, std::string(type_name(call->type)) + " was not answered in time"};
+  RpcEndpoint& endpoint = *call->endpoint;
+  bool before = endpoint.seen_stopped_;  // else a second look makes sure that it was no short stop
+  while (!await(*call, std::min(call->deadline, Clock::now() + (before ? milliseconds(1) : kLook)))) {
+    const bool late = expired(call->deadline);
+    const bool is_stopped = endpoint.is_stopped(call->peer);
+    if (is_stopped && (before || late)) return endpoint.stopped(*call).with_context(type_name(call->type));
+    if (late) return endpoint.unanswered(*call).with_context(type_name(call->type));
+    before = is_stopped;
   }
+  const std::lock_guard lock(call->mutex);
   if (!call->status.ok()) return call->status.with_context(type_name(call->type));
   return std::move(call->answer);
+}
+
+void RpcEndpoint::watch(std::uint64_t peer, const ProcessRef& process) {
+  const std::lock_guard lock(watched_mutex_);
+  watched_peer_ = peer;
+  watched_ = process;
+}
+
+bool RpcEndpoint::is_stopped(std::uint64_t peer) {
+  ProcessRef process;
+  {
+    const std::lock_guard lock(watched_mutex_);
+    if (peer != watched_peer_) return false;
+    process = watched_;
+  }
+  const bool is = process.is_stopped();
+  seen_stopped_ = is;
+  return is;
+}
+
+Status RpcEndpoint::stopped(const Waiting& call) {
+  const std::lock_guard lock(watched_mutex_);
+  return {Code::kUnavailable,
+          name_of(call.peer) + " did not answer for " + seconds_since(call.begun) + ": " + watched_.advice()};
+}
+
+Status RpcEndpoint::unanswered(const Waiting& call) {
+  return {Code::kDeadlineExceeded, name_of(call.peer) + " did not answer within " + seconds_since(call.begun) +
+                                       ": it is overloaded, stopped or cut off (ask it with `kvferry status`), or the "
+                                       "time allowed was too short"};
+}
+
+std::string RpcEndpoint::name_of(std::uint64_t peer) {
+  const auto known = engine_->peer(peer);
+  if (!known) return "a node that is gone";
+  return "node " + known->node_id().to_string() + " at " + known->endpoint().to_string();
+}
+
+Status RpcEndpoint::refused(const Waiting& call, const Status& why) {
+  return why.with_context(call.endpoint->name_of(call.peer)).with_context(type_name(call.type));
 }
 
 bool RpcEndpoint::is_settled(Waiting& call) {

@@ -23,8 +23,11 @@
 #include "engine/hooked_engine.h"
 #include "engine/thread_group.h"
 #include "store/messages.h"
+#include "store/process.h"
 
 namespace kvferry::store {
+
+std::string seconds_since(Clock::time_point begin);  // for messages: "1.2 s"
 
 struct Request {
   std::uint64_t peer = 0;  // Peer::handle() of the connection it came by
@@ -69,7 +72,7 @@ class RpcEndpoint {
   RpcEndpoint(const RpcEndpoint&) = delete;
   RpcEndpoint& operator=(const RpcEndpoint&) = delete;
 
-  Engine& engine() { return *engine_; }
+  HookedEngine& engine() { return *engine_; }
 
   // A call under way. Movable; given up when it dies, which must be before the endpoint does.
   template <typename Request>
@@ -83,8 +86,9 @@ class RpcEndpoint {
     // Waits until the deadline of the call. Once.
     Result<Received<Request>> finish() {
       KVF_ASSIGN_OR_RETURN(Bytes body, RpcEndpoint::wait(pending_));
-      KVF_ASSIGN_OR_RETURN(typename Request::Answer answer, decode_answer<Request>(body));
-      return Received<Request>{std::move(answer), std::move(body)};
+      auto answer = decode_answer<Request>(body);
+      if (!answer.ok()) return RpcEndpoint::refused(*pending_, answer.status());
+      return Received<Request>{*std::move(answer), std::move(body)};
     }
 
    private:
@@ -115,6 +119,10 @@ class RpcEndpoint {
   void owe(std::uint64_t peer, const Request& request) {
     owe(peer, encode_request(0, request));
   }
+
+  // From now on a call to this peer, which is a process of this host, fails soon with kUnavailable while that process
+  // is stopped. One peer at a time.
+  void watch(std::uint64_t peer, const ProcessRef& process);
 
   std::uint64_t malformed() const { return malformed_.load(std::memory_order_relaxed); }
   std::size_t owed();  // messages that wait for a connection to take them
@@ -158,6 +166,11 @@ class RpcEndpoint {
   void pay(std::uint64_t peer);  // what is owed to it, as far as it can be sent now
   std::vector<Owed> take_owed(std::uint64_t peer);
   static Result<Bytes> wait(const std::shared_ptr<Waiting>& call);
+  bool is_stopped(std::uint64_t peer);
+  Status stopped(const Waiting& call);
+  Status unanswered(const Waiting& call);
+  static Status refused(const Waiting& call, const Status& why);  // what the other side answered, with its name
+  std::string name_of(std::uint64_t peer);
   static bool await(Waiting& call, Deadline until);
   static bool is_settled(Waiting& call);
   Shard& shard(std::uint64_t id) { return shards_[id % kShards]; }
@@ -182,6 +195,10 @@ class RpcEndpoint {
   std::mutex owed_mutex_;
   std::vector<Owed> owed_;         // guarded by owed_mutex_
   std::atomic<bool> owes_{false};  // something is in there
+  std::mutex watched_mutex_;
+  std::uint64_t watched_peer_ = 0;         // guarded by watched_mutex_
+  ProcessRef watched_;                     // guarded by watched_mutex_
+  std::atomic<bool> seen_stopped_{false};  // at the last look
   ThreadGroup threads_;
   std::unique_ptr<HookedEngine> engine_;
   std::atomic<HookedEngine*> live_{nullptr};  // engine_, once it is complete: peers may come before

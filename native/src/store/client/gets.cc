@@ -151,6 +151,7 @@ class FromOthers {
 
   // Gone from wherever it was said to be is absent; so is what only a node has that does not answer.
   static void last_failure(const Way& way) {
+    way.want->late = way.failure;
     if (way.want->done || way.failure.ok() || (way.sure && node_failed(way.failure.code()))) return;
     way.want->trouble = way.failure;
   }
@@ -162,7 +163,14 @@ class FromOthers {
   std::deque<Way> ways_;
 };
 
-void finish_open(ClientCore& core, std::span<Want> wants, const Status& failure, Deadline deadline) {
+Status too_late(const Want& want, Clock::time_point begun) {
+  const Status status(Code::kDeadlineExceeded, "the object could not be read in the " + seconds_since(begun) +
+                                                   " allowed; allow more time, or see `kvferry status`");
+  return want.late.ok() ? status : Status(status.code(), status.message() + ". Last: " + want.late.to_string());
+}
+
+void finish_open(ClientCore& core, std::span<Want> wants, const Status& failure, Clock::time_point begun,
+                 Deadline deadline) {
   for (Want& want : wants) {
     if (want.done) continue;
     if (!failure.ok()) {
@@ -170,7 +178,7 @@ void finish_open(ClientCore& core, std::span<Want> wants, const Status& failure,
     } else if (!want.trouble.ok()) {
       want.finish(want.trouble, 0);
     } else if (Clock::now() >= deadline) {
-      want.finish({Code::kDeadlineExceeded, "the object could not be read in the time allowed"}, 0);
+      want.finish(too_late(want, begun), 0);
     } else {
       want.finish({Code::kNotFound, "there is no such object"}, 0);
       core.counters.misses.fetch_add(1, std::memory_order_relaxed);
@@ -188,6 +196,7 @@ void Want::finish(Status status, std::uint64_t bytes) {
 }
 
 void get(ClientCore& core, std::span<Want> wants, Deadline deadline) {
+  const auto begun = Clock::now();
   const auto home = core.home(deadline);
   const Home* here = home.ok() && (*home)->reader() != nullptr ? home->get() : nullptr;
   const bool alone = here != nullptr && here->reader()->knows_all() && core.links->members()->all.size() <= 1;
@@ -204,7 +213,7 @@ void get(ClientCore& core, std::span<Want> wants, Deadline deadline) {
   const Wanted open = open_ones(wants);
   if (!open.empty() && !alone) failure = FromOthers(core, here, open, deadline).run();
   if (!home.ok() && core.links->members()->all.empty()) failure = home.status();
-  finish_open(core, wants, failure, deadline);
+  finish_open(core, wants, failure, begun, deadline);
   std::uint64_t bytes = 0;
   for (const Want& want : wants) bytes += want.result.status.ok() ? want.result.bytes : 0;
   core.counters.get_bytes.fetch_add(bytes, std::memory_order_relaxed);

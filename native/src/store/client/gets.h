@@ -20,6 +20,7 @@ struct Want {  // one object, or a part of it
   GetResult result;
   bool done = false;
   Status trouble;  // why it was found and not read, unless it is done later
+  Status late;     // what a node that was asked for it said last, for when the time is over
 
   std::uint64_t room() const;
   void finish(Status status, std::uint64_t bytes);

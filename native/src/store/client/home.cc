@@ -22,10 +22,11 @@ Result<std::shared_ptr<Home>> Home::attach(Links& links, const Endpoint& endpoin
   if (before != nullptr && home->has_page_of(*before)) {
     home->mapped_ = before->mapped_;
     home->reader_ = before->reader_;
+    home->process_ = before->process_;
   } else if (home->connection_->attached.page != kNoPage) {
-    KVF_RETURN_IF_ERROR(home->map_memory(deadline));
+    KVF_RETURN_IF_ERROR(home->map_memory(links.rpc(), deadline));
   }
-  links.set_home(home->connection_);
+  links.set_home(home->connection_, home->process_);
   return home;
 }
 
@@ -36,7 +37,7 @@ bool Home::has_page_of(const Home& before) const {
          now.index == then.index;
 }
 
-Status Home::map_memory(Deadline deadline) {
+Status Home::map_memory(RpcEndpoint& rpc, Deadline deadline) {
   const Attach::Answer& given = connection_->attached;
   const auto map = [&](RegionKey key) {
     const auto left = std::chrono::ceil<milliseconds>(deadline - Clock::now());
@@ -54,6 +55,7 @@ Status Home::map_memory(Deadline deadline) {
   }
   KVF_ASSIGN_OR_RETURN(mapped->reader, LocalReader::attach(shared, given.page, given.node));
   reader_ = mapped->reader.get();
+  if (const auto pid = rpc.engine().process_of(connection_->handle())) process_ = ProcessRef::of(*pid);
   mapped_ = std::move(mapped);
   return {};
 }

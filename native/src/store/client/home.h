@@ -26,7 +26,8 @@ class Home {
   const std::shared_ptr<const Connection>& connection() const { return connection_; }
   const NodeId& node() const { return connection_->attached.node; }
   bool alive() const { return connection_->peer->status().ok(); }
-  LocalReader* reader() const { return reader_; }  // null: the node is on another host
+  const ProcessRef& process() const { return process_; }  // pid 0: not known
+  LocalReader* reader() const { return reader_; }         // null: the node is on another host
   // For when something was not found in place although puts_waiting() was true before the look: when this returns, what
   // was put before that is in place, to be looked for again.
   Status catch_up(ClientCore& core, Deadline deadline) const;
@@ -43,12 +44,13 @@ class Home {
     std::unique_ptr<LocalReader> reader;
   };
   explicit Home(std::shared_ptr<const Connection> connection) : connection_(std::move(connection)) {}
-  Status map_memory(Deadline deadline);
+  Status map_memory(RpcEndpoint& rpc, Deadline deadline);
   bool has_page_of(const Home& before) const;
 
   const std::shared_ptr<const Connection> connection_;
   std::shared_ptr<const Mapped> mapped_;
   LocalReader* reader_ = nullptr;  // of `mapped_`
+  ProcessRef process_;
 };
 
 }  // namespace kvferry::store

@@ -64,7 +64,8 @@ std::vector<Member> Links::all() const {
   return snapshot_->all;
 }
 
-void Links::set_home(std::shared_ptr<const Connection> home) {
+void Links::set_home(std::shared_ptr<const Connection> home, const ProcessRef& process) {
+  if (process.pid != 0) rpc_.watch(home->handle(), process);
   {
     const std::lock_guard lock(mutex_);
     home_ = home;
@@ -76,6 +77,7 @@ void Links::set_home(std::shared_ptr<const Connection> home) {
   if (known == nodes_.end()) return;
   known->second.connection = std::move(home);
   known->second.passed_over_until = {};
+  known->second.process = process;
   rebuild_locked(Clock::now());
 }
 
@@ -99,8 +101,13 @@ Result<Links::Way> Links::way_to(const NodeId& node, Deadline deadline) {
     const auto known = nodes_.find(node);
     if (known == nodes_.end()) return {Code::kNotFound, "node " + node.to_string() + " is no member any more"};
     if (known->second.connected()) return Way{known->second.connection, {}, {}};
+    const std::string name = "node " + node.to_string() + " at " + known->second.member.endpoint.to_string();
+    if (known->second.process.is_stopped()) {
+      return {Code::kUnavailable, name + ": " + known->second.process.advice()};
+    }
     if (known->second.passed_over_until > Clock::now()) {
-      return {Code::kUnavailable, "node " + node.to_string() + " did not answer a moment ago and is passed over"};
+      return {Code::kUnavailable, name + " did not answer a moment ago and is passed over for " +
+                                      std::to_string(kPassOver.count() / 1000) + " s; try again then"};
     }
     if (!known->second.connecting) {
       known->second.connecting = true;
@@ -110,7 +117,7 @@ Result<Links::Way> Links::way_to(const NodeId& node, Deadline deadline) {
       return way;
     }
     if (connected_.wait_until(lock, deadline) == std::cv_status::timeout) {
-      return {Code::kDeadlineExceeded, "node " + node.to_string() + " is still being connected to"};
+      return {Code::kDeadlineExceeded, name + " is still being connected to: it is not there, or overloaded"};
     }
   }
 }

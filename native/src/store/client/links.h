@@ -42,7 +42,8 @@ class Links {
   std::vector<Member> all() const;
 
   // Who is nearest: named in what we tell other nodes, and never passed over.
-  void set_home(std::shared_ptr<const Connection> home);
+  // `process`: its own, if known.
+  void set_home(std::shared_ptr<const Connection> home, const ProcessRef& process);
 
   // A connection to a member, made if there is none: by one call at a time, while others wait for it. Fails at once for
   // one that is passed over.
@@ -53,6 +54,7 @@ class Links {
 
   void suspect(const NodeId& node);  // it did not answer
   void lost(std::uint64_t peer);     // its connection broke
+  RpcEndpoint& rpc() { return rpc_; }
   // How long to wait for an answer that takes no work.
   milliseconds patience() const;
 
@@ -62,6 +64,7 @@ class Links {
     std::shared_ptr<const Connection> connection;
     Clock::time_point passed_over_until{};
     bool connecting = false;  // a call does
+    ProcessRef process;       // pid 0: not known
     bool connected() const { return connection && connection->peer->status().ok(); }
   };
   // What a call may connect to with; `connection`, if it need not.

@@ -72,6 +72,11 @@ bool keys_differ(const Offers& offers) {
 // The node has no room for it yet, but may have soon. Others need not be asked again.
 bool comes_later(const Status& status) { return status.code() == Code::kDeadlineExceeded; }
 
+// What it says of itself, not of the object.
+bool is_of_the_node(Code code) {
+  return code == Code::kUnavailable || code == Code::kResourceExhausted || code == Code::kDeadlineExceeded;
+}
+
 // While it lives, the node leaves to us what our session has reserved, whatever becomes of the connection.
 class WritingAllowed {
  public:
@@ -116,6 +121,9 @@ class ToNode {
 
  private:
   std::uint64_t node() const { return home_.connection()->handle(); }
+  std::string name() const {
+    return "node " + home_.node().to_string() + " at " + home_.connection()->peer->endpoint().to_string();
+  }
 
   void take(Part offers, const Result<std::vector<PutDone>>& results) {
     if (!results.ok()) return fail_all(offers, results.status());
@@ -126,11 +134,9 @@ class ToNode {
   }
 
   void finish_or_wait(Offer& offer, PutResult result) {
-    if (comes_later(result.status) && Clock::now() < deadline_) {
-      waiting_.push_back(&offer);
-    } else {
-      offer.finish(std::move(result));
-    }
+    if (comes_later(result.status) && Clock::now() < deadline_) return waiting_.push_back(&offer);
+    if (is_of_the_node(result.status.code())) result.status = result.status.with_context(name());
+    offer.finish(std::move(result));
   }
 
   // Once more what found no room: the node waits a moment for it each time.
@@ -236,7 +242,8 @@ class ToNode {
     const Stores stores = stores_for(total);
     const WritingAllowed writing(*home_.reader(), home_.connection()->attached.session);
     if (!writing.yes()) {
-      return fail_all(offers, {Code::kPeerLost, "the connection to the node broke before the value was written"});
+      return fail_all(offers, {Code::kPeerLost,
+                               "the connection to " + name() + " broke before the value was written; put it again"});
     }
     Commit commit;
     Offers written;

@@ -144,12 +144,8 @@ std::vector<Result<std::uint64_t>> sizes(ClientCore& core, std::span<const Objec
 std::vector<Status> remove(ClientCore& core, std::span<const ObjectId> ids, Deadline deadline) {
   if (Status bad = core.usable(); !bad.ok()) return {ids.size(), bad};
   const auto home = core.home(deadline);
-  const Status unanswered = !home.ok() && core.links->members()->all.empty()
-                                ? home.status()
-                                : Status{Code::kUnavailable, "no node answered for the object"};
-  std::vector<Status> out(ids.size(), unanswered);
-  (void)remove_everywhere(core, ids, deadline, out);  // who did not answer is in the results
-  return out;
+  if (!home.ok() && core.links->members()->all.empty()) return {ids.size(), home.status()};
+  return remove_everywhere(core, ids, deadline);
 }
 
 Result<std::uint64_t> remove_tag(ClientCore& core, std::string_view tag, Deadline deadline) {

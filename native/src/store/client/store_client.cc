@@ -217,7 +217,9 @@ class StoreClient final : public Store {
       }
       if (pin->has_value()) return make_view(home, **pin, options.verify.value_or(core_.options.verify));
     }
-    return {Code::kResourceExhausted, "the object was displaced again before it could be pinned: memory is too full"};
+    return {Code::kResourceExhausted, "the object was displaced again " + std::to_string(kViewTries) +
+                                          " times before it could be pinned: the node's memory is too full of what is "
+                                          "read and written; give it more (store.dram), or try again"};
   }
 
   std::vector<Status> remove(std::span<const std::string_view> keys, const ReadOptions& options) override {
@@ -411,7 +413,10 @@ Result<std::shared_ptr<Home>> ClientCore::home(Deadline deadline) {
   KVF_RETURN_IF_ERROR(usable());
   std::unique_lock lock(mutex);
   if (!attached.wait_until(lock, deadline, [this] { return closed || !attaching; })) {
-    return {Code::kDeadlineExceeded, "the node was lost, and is still being attached to again"};
+    return {Code::kDeadlineExceeded, "the node" +
+                                         (current ? " at " + current->connection()->peer->endpoint().to_string() : "") +
+                                         " was lost, and another call was still attaching to it again when the time "
+                                         "allowed was over; see `kvferry status`"};
   }
   KVF_RETURN_IF_ERROR(usable());  // it may have been closed meanwhile
   if (current && current->alive()) return current;
@@ -438,6 +443,9 @@ Result<std::shared_ptr<Home>> ClientCore::attach(const Home* before, Deadline de
   Endpoint where = endpoint;
   if (before != nullptr && options.find_node) {
     if (const auto moved = options.find_node()) where = *moved;
+  }
+  if (before != nullptr && where == endpoint && before->process().is_stopped()) {
+    return {Code::kUnavailable, "the node at " + where.to_string() + ": " + before->process().advice()};
   }
   // A call whose node is lost must have time left for the others.
   const milliseconds patience = before != nullptr ? kAttachAgain : options.engine.connect_timeout;

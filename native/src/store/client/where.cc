@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <map>
+#include <optional>
 #include <type_traits>
 
 namespace kvferry::store {
@@ -179,8 +180,8 @@ Status exists_anywhere(ClientCore& core, std::span<const ObjectId> ids, std::spa
   return {};
 }
 
-Status remove_everywhere(ClientCore& core, std::span<const ObjectId> ids, Deadline deadline,
-                         std::span<Status> results) {
+std::vector<Status> remove_everywhere(ClientCore& core, std::span<const ObjectId> ids, Deadline deadline) {
+  std::vector<std::optional<Status>> results(ids.size());
   const auto take = [&](const NodeId&, std::span<const std::size_t> indices, const Received<Remove>& answer) {
     if (answer->results.size() != indices.size()) return false;
     for (std::size_t i = 0; i < indices.size(); ++i) results[indices[i]] = answer->results[i];
@@ -188,7 +189,11 @@ Status remove_everywhere(ClientCore& core, std::span<const ObjectId> ids, Deadli
   };
   bool troubled = false;
   const Indices all = indices_where(ids.size(), [](std::size_t) { return true; });
-  return ask_owners<Remove>(core, ids, all, deadline, about<Remove>, take, &troubled);
+  const Status failure = ask_owners<Remove>(core, ids, all, deadline, about<Remove>, take, &troubled);
+  std::vector<Status> out;
+  out.reserve(ids.size());
+  for (std::optional<Status>& result : results) out.push_back(result ? *std::move(result) : failure);
+  return out;
 }
 
 }  // namespace kvferry::store

@@ -30,7 +30,7 @@ Result<std::vector<Found>> where(
 Status exists_anywhere(ClientCore& core, std::span<const ObjectId> ids, std::span<std::uint8_t> found,
                        Deadline deadline);
 
-// Sets the result of each; fails only if nobody answers for some.
-Status remove_everywhere(ClientCore& core, std::span<const ObjectId> ids, Deadline deadline, std::span<Status> results);
+// One result per id; an error says who did not answer, or which nodes may still hold it.
+std::vector<Status> remove_everywhere(ClientCore& core, std::span<const ObjectId> ids, Deadline deadline);
 
 }  // namespace kvferry::store
