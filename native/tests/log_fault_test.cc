@@ -7,6 +7,7 @@
 
 #include "base/crc32c.h"
 #include "log_fixture.h"
+#include "log_lines.h"
 #include "store/log/format.h"
 
 namespace kvferry::testing {
@@ -188,6 +189,7 @@ TEST_F(LogFaultTest, FlippedBitsAreNeverReturned) {
   const std::string payload(reinterpret_cast<const char*>(bytes.data()), bytes.size());
   const std::size_t begin = before.find(payload.substr(0, 64));
   ASSERT_NE(begin, std::string::npos);
+  const Warnings warnings;
   for (const std::size_t at : {0ul, 65535ul, 65536ul, 150000ul, 299999ul}) {
     overwrite(path, begin + at, std::string(1, static_cast<char>(before[begin + at] ^ 4)));
     EXPECT_EQ(check(*log_, object, place).code(), Code::kDataCorrupt) << at;
@@ -198,6 +200,13 @@ TEST_F(LogFaultTest, FlippedBitsAreNeverReturned) {
   }
   EXPECT_OK(check(*log_, object, place));
   EXPECT_EQ(log_->usage().corrupt_reads, 5u);
+  const std::vector<std::string> lines = warnings.lines();
+  ASSERT_GE(lines.size(), 1u);
+  EXPECT_LT(lines.size(), 5u) << "they come seldom";
+  for (const std::string& word :
+       {std::string("ssd_corrupt"), path, "at offset " + std::to_string(begin), std::string("the object is dropped")}) {
+    EXPECT_NE(lines.front().find(word), std::string::npos) << word << " is missing in " << lines.front();
+  }
 }
 
 TEST_F(LogFaultTest, DeletedAndTruncatedFilesTakeOnlyTheirOwnObjects) {

@@ -13,6 +13,7 @@
 #include "base/deadline.h"
 #include "base/limits.h"
 #include "base/log.h"
+#include "log_lines.h"
 #include "memory/address_range.h"
 
 namespace kvferry {
@@ -123,20 +124,6 @@ TEST_F(RegionTableFixture, AnEngineThatEndsHidesWhatIsRegisteredTwice) {
   EXPECT_EQ(peer_view->still_current(key).code(), Code::kStale);
 }
 
-class Warnings {  // catches what is logged while it lives
- public:
-  Warnings() {
-    set_log_sink([this](LogLevel level, std::string_view line) {
-      if (level >= LogLevel::kWarning) lines_.emplace_back(line);
-    });
-  }
-  ~Warnings() { set_log_sink({}); }
-  const std::vector<std::string>& lines() const { return lines_; }
-
- private:
-  std::vector<std::string> lines_;
-};
-
 TEST_F(RegionTableFixture, MemoryThatIsRegisteredAllTheTimeIsWarnedOfOnceByName) {
   const Warnings warnings;
   for (std::uint32_t i = 0; i < 3 * RegistrationRate::kMostPerWindow; ++i) {
@@ -145,13 +132,23 @@ TEST_F(RegionTableFixture, MemoryThatIsRegisteredAllTheTimeIsWarnedOfOnceByName)
     ASSERT_TRUE(table.remove(key, deadline_in(milliseconds(0))).ok());
   }
   ASSERT_EQ(warnings.lines().size(), 1U);
-  const std::string& line = warnings.lines().front();
+  const std::string line = warnings.lines().front();
   const auto address = address_text(reinterpret_cast<std::uint64_t>(memory.data()));
   for (const std::string& word :
        {std::string("registered_too_often"), address, std::string("bytes=4096"), std::string("name=layer.0"),
         std::string("times=61"), std::string("register this memory once")}) {
     EXPECT_NE(line.find(word), std::string::npos) << word << " is missing in " << line;
   }
+}
+
+TEST_F(RegionTableFixture, WhatTheStoreRegistersForItsCallsIsNotWarnedOf) {
+  const Warnings warnings;
+  RegionSource own = source();
+  own.name = "kvferry.store.call";
+  for (std::uint32_t i = 0; i < 2 * RegistrationRate::kMostPerWindow; ++i) {
+    ASSERT_TRUE(table.remove(table.add(own)->key, deadline_in(milliseconds(0))).ok());
+  }
+  EXPECT_TRUE(warnings.lines().empty()) << warnings.lines().front();
 }
 
 TEST(RegistrationRate, WarnsAtMostOnceAMinuteAndForgetsWhatIsOld) {

@@ -10,7 +10,8 @@
 namespace kvferry {
 namespace {
 
-constexpr milliseconds kCollapseBudget{2000};  // registering must not take much longer than that
+constexpr milliseconds kCollapseBudget{2000};                   // registering must not take much longer than that
+constexpr std::string_view kForOneCall = "kvferry.store.call";  // memory of a call of the store's, which asks for it
 
 std::string region_text(RegionKey key) {
   return "region " + std::to_string(key.id) + " generation " + std::to_string(key.generation);
@@ -169,6 +170,7 @@ std::optional<RegionInfo> RegionTable::add_to_twin(const RegionSource& source) {
 }
 
 void RegionTable::note_registration(const RegionSource& source) {
+  if (source.name == kForOneCall) return;  // not by the user, who needs no advice then
   const Clock::time_point now = Clock::now();
   std::optional<std::uint32_t> times;
   {

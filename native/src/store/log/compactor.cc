@@ -71,7 +71,7 @@ Status Compactor::load(const std::shared_ptr<Segment>& segment, Batch* batch) {
       continue;
     }
     if (reads[i].status.code() != Code::kDataCorrupt) return reads[i].status;
-    ++context_.account.corrupt_reads;
+    context_.account.corrupt_reads.found(reads[i].status);
     table_.set_trouble(reads[i].status);
     damaged.push_back({batch->items[i].entry.id, batch->items[i].from});
   }

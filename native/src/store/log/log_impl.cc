@@ -179,7 +179,7 @@ std::vector<Status> LogImpl::read_batch(std::span<const LogRead> reads, Deadline
   if (!items.empty()) RecordReader::read(items, context_.queues, deadline);
   for (std::size_t i = 0; i < items.size(); ++i) {
     statuses[which[i]] = items[i].status;
-    if (items[i].status.code() == Code::kDataCorrupt) ++context_.account.corrupt_reads;
+    if (items[i].status.code() == Code::kDataCorrupt) context_.account.corrupt_reads.found(items[i].status);
   }
   return statuses;
 }
@@ -204,7 +204,7 @@ LogUsage LogImpl::usage() const {
   out.stored_bytes = account.stored;
   out.written_bytes = account.written;
   out.compacted_bytes = account.compacted;
-  out.corrupt_reads = account.corrupt_reads;
+  out.corrupt_reads = account.corrupt_reads.count();
   out.damaged_records = account.damaged_records;
   return out;
 }

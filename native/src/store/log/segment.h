@@ -9,6 +9,7 @@
 #include <set>
 #include <vector>
 
+#include "store/log/damage.h"
 #include "store/log/erasures.h"
 #include "store/log/format.h"
 #include "store/log/log.h"
@@ -21,7 +22,8 @@ struct Account {  // of one log
   std::atomic<std::uint64_t> disk_bytes{0};
   std::atomic<std::uint64_t> spare_bytes{0};  // of these, of files that hold nothing and may be used again
   std::atomic<std::uint32_t> leaving{0};      // segments that are out of the table, but still read
-  std::atomic<std::uint64_t> stored{0}, written{0}, compacted{0}, corrupt_reads{0}, damaged_records{0};
+  std::atomic<std::uint64_t> stored{0}, written{0}, compacted{0}, damaged_records{0};
+  Damage corrupt_reads;
 };
 
 enum class RecordState : std::uint8_t { kDead, kPending, kLive };  // pending: its bytes are being written
