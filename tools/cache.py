@@ -15,7 +15,7 @@ from pathlib import Path
 from tools.progress import ToolError, say
 
 _MARKER = ".kvferry-complete"
-_LOCK_TIMEOUT_S = 2400.0
+_LOCK_TIMEOUT_S = 5 * 3600.0  # the other run gives up before, or its lock ends with it
 _UNUSED_AFTER_S = 14 * 86400.0
 
 

@@ -167,7 +167,7 @@ def main() -> int:
         status = 130
     finally:
         _stop_quietly(servers)
-        if logs is not None and status == 0 and not options.keep:
+        if logs is not None and (not any(logs.iterdir()) or (status == 0 and not options.keep)):
             shutil.rmtree(logs, ignore_errors=True)
         elif logs is not None and status != 0:
             print(f"logs: {logs}", file=sys.stderr, flush=True)

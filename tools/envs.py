@@ -53,7 +53,7 @@ def _log(name: str) -> Path:
 
 
 def _new_env(env: Path, log: Path, label: str) -> None:
-    run_logged([sys.executable, "-m", "venv", env], log, label, timeout_s=120.0)
+    run_logged([sys.executable, "-m", "venv", env], log, label, timeout_s=600.0)
 
 
 def _pip(env: Path, log: Path, label: str, *arguments: object) -> None:
@@ -219,13 +219,19 @@ def ensure_wheel() -> Path:
 
     def build(folder: Path) -> None:
         command = [
-            python_of(builder), "-m", "pip", "wheel", "--no-deps", "--no-build-isolation",
+            python_of(builder), "-m", "pip", "wheel", "-v", "--no-deps", "--no-build-isolation",
             "--disable-pip-version-check", "--wheel-dir", folder, ROOT,
         ]  # fmt: skip
         bin_dir = builder / "bin"
         env = {**os.environ, "PATH": f"{bin_dir}:{os.environ.get('PATH', '')}", "VIRTUAL_ENV": str(builder)}
         env.setdefault("CMAKE_BUILD_PARALLEL_LEVEL", str(min(os.cpu_count() or 1, 8)))
-        run_logged(command, _log("wheel"), "building KVFerry's wheel (native module included)", env=env)
+        try:
+            run_logged(command, _log("wheel"), "building KVFerry's wheel (native module included)", env=env)
+        except ToolError as error:
+            advice = (
+                f"What is built so far is kept in {ROOT / 'build'}: run the same again, and it goes on there."
+            )
+            raise ToolError(f"{error}\n{advice}") from None
 
     folder = cache.ensure("wheel", cache.digest(*parts), build)
     return next(folder.glob("kvferry-*.whl"))
@@ -233,7 +239,7 @@ def ensure_wheel() -> Path:
 
 def _new_layer(base: Path, env: Path, log: Path, label: str) -> None:
     """Make an environment that sees all of `base` and whose own packages come first."""
-    run_logged([python_of(base), "-m", "venv", "--without-pip", env], log, label, timeout_s=120.0)
+    run_logged([python_of(base), "-m", "venv", "--without-pip", env], log, label, timeout_s=600.0)
     version = f"python{sys.version_info[0]}.{sys.version_info[1]}"
     below = base / "lib" / version / "site-packages"
     layer = env / "lib" / version / "site-packages"

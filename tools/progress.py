@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -15,6 +16,7 @@ from typing import IO
 from tools.supervise import descendants
 
 _START = time.monotonic()
+_LONGEST = 8  # times the time without output that a command is allowed, for the whole of it
 _SUPERVISOR = Path(__file__).resolve().parent / "supervise.py"
 
 
@@ -76,6 +78,34 @@ def tail(path: Path, lines: int = 30) -> str:
     return "\n".join(text.splitlines()[-lines:])
 
 
+class Watch:
+    """Whether a command that writes to a log still advances: a build may take hours on a busy machine."""
+
+    def __init__(self, log: Path, timeout_s: float, now: float) -> None:
+        """Look at what is written to `log` from `now` on. `timeout_s`: the longest time without output."""
+        self._log = log
+        self._timeout_s = timeout_s
+        self._started = self._grown = now
+        self._begin = self._size = log.stat().st_size
+
+    def complaint(self, now: float) -> str:
+        """Why the command has to be given up, if it has to."""
+        size = self._log.stat().st_size
+        if size != self._size:
+            self._size, self._grown = size, now
+        if now - self._grown > self._timeout_s:
+            return f"no output for {self._timeout_s:.0f} s"
+        longest = _LONGEST * self._timeout_s
+        return f"no end after {longest:.0f} s" if now - self._started > longest else ""
+
+    def step(self) -> str:
+        """Where ninja, the build tool, says that it is: ", step 12 of 80"; empty if it has said nothing."""
+        with self._log.open("rb") as file:
+            file.seek(max(self._begin, self._size - 16 * 1024))
+            steps = re.findall(rb"\[(\d+)/(\d+)\] ", file.read())
+        return ", step {} of {}".format(*(each.decode() for each in steps[-1])) if steps else ""
+
+
 def run_logged(
     command: Sequence[object],
     log: Path,
@@ -87,21 +117,23 @@ def run_logged(
 ) -> None:
     """Run a command with its output appended to `log`, showing the label and, now and then, that it is alive.
 
-    Raises ToolError with the end of the log when it fails or takes longer than `timeout_s`.
+    Raises ToolError with the end of the log when it fails, writes nothing for `timeout_s`, or takes
+    8 times that.
     """
     say(label)
     log.parent.mkdir(parents=True, exist_ok=True)
     started = time.monotonic()
     next_note = started + 20.0
     with log.open("ab") as out:
+        watch = Watch(log, timeout_s, started)
         process = start_supervised(command, env=env, cwd=cwd, output=out)
         try:
             while process.poll() is None:
                 now = time.monotonic()
-                if now - started > timeout_s:
-                    raise ToolError(f"{label}: no end after {timeout_s:.0f} s\n{tail(log)}\nlog: {log}")
+                if complaint := watch.complaint(now):
+                    raise ToolError(f"{label}: {complaint}\n{tail(log)}\nlog: {log}")
                 if now >= next_note:
-                    say(f"  ... {label} ({now - started:.0f} s)")
+                    say(f"  ... {label} ({now - started:.0f} s{watch.step()})")
                     next_note = now + 20.0
                 time.sleep(0.1)
         finally:

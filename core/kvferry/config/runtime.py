@@ -50,6 +50,10 @@ def make_private(path: Path) -> None:
         raise AccessDeniedError(
             f"{path} belongs to user {found.st_uid}, and we are user {os.geteuid()}; choose another"
         )
+    if found.st_mode & (stat.S_IWOTH | stat.S_ISVTX):  # such as /tmp: closing it would shut out all others
+        raise AccessDeniedError(
+            f"{path} is shared with other users: name a folder of our own, e.g. {path}/kvferry"
+        )
     if found.st_mode & 0o077:
         raise AccessDeniedError(
             f"{path} can be used by others (mode {found.st_mode & 0o777:o}); do: chmod 700 {path}"

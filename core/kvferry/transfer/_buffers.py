@@ -31,8 +31,8 @@ def memory_of(buffer: Any) -> Memory:
     Accepts what has `data_ptr()` and `nbytes` (torch tensors and untyped storages; torch itself is never
     imported), what has `__cuda_array_interface__` (cupy, numba), and whatever supports the buffer protocol
     (bytearray, memoryview, mmap, array, numpy). Raises `InvalidArgumentError` for non-contiguous or empty
-    memory, torch tensors whose bytes are not their values (sparse, or conjugated or negated lazily) and objects
-    without memory, `UnsupportedError` for devices that KVFerry does not know.
+    memory, torch tensors whose bytes are not their values (sparse, or conjugated or negated lazily) and
+    objects without memory, `UnsupportedError` for devices that KVFerry does not know.
     """
     found = _tensor_memory(buffer) if hasattr(buffer, "data_ptr") else _buffer_memory(buffer)
     if found.length_bytes == 0 or found.address == 0:

@@ -31,10 +31,17 @@ def test_what_is_there_must_be_ours_alone(tmp_path: Path, monkeypatch: pytest.Mo
     (tmp_path / "link").symlink_to(tmp_path)
     (tmp_path / "open").mkdir()
     (tmp_path / "open").chmod(0o755)
+    (tmp_path / "shared").mkdir()
+    (tmp_path / "shared").chmod(0o1777)
     make_private(tmp_path / "fine" / "deeper")
     make_private(tmp_path / "fine" / "deeper")
     make_private(tmp_path / "fine")  # made on the way, and as private
-    for name, why in (("file", "not a directory"), ("link", "not a directory"), ("open", "chmod 700")):
+    for name, why in (
+        ("file", "not a directory"),
+        ("link", "not a directory"),
+        ("open", "chmod 700"),
+        ("shared", "e.g. .*shared/kvferry$"),
+    ):
         with pytest.raises(AccessDeniedError, match=why):
             make_private(tmp_path / name)
     with pytest.raises(UnavailableError, match="cannot make"):
