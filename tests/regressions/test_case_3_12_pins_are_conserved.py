@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import gc
 import random
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -127,6 +128,16 @@ class Schedule:
         gc.collect()
 
 
+@pytest.fixture
+def own_garbage() -> Iterator[None]:
+    """Let collections look at what the test makes only, not at all that the run has made before."""
+    gc.freeze()
+    yield
+    gc.unfreeze()
+
+
+@pytest.mark.timeout(400)
+@pytest.mark.usefixtures("own_garbage")
 def test_the_node_holds_the_pins_of_living_views_and_no_others(extent) -> None:
     with open_embedded(load_config({"store": {"dram": 24 * MIB}}, environ={})) as store:
         for seed in range(extent.times(4, 100)):
