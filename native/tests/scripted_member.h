@@ -16,11 +16,13 @@ namespace kvferry::store::testing {
 // A member of two: the other is a real node.
 class ScriptedMember final : public Handler {
  public:
-  // Called by service threads, any number at once. Set before join().
+  std::string pinned_key;  // what it lets others pin
+  // Called by service threads, any number at once. Set before join(), as is the key.
   std::function<void(const Announce&)> on_announce;
   std::function<void(const Retract&)> on_retract;
   std::function<void(const Drop&)> on_drop;
   std::function<void(const Find&)> on_find;
+  std::function<void()> on_pin;        // of something without bytes, which it says to hold
   std::atomic<std::uint64_t> view{0};  // fingerprint of the members that it knows
   std::atomic<int> announces{0}, asked_for_all{0}, pings{0};
   std::atomic<Announce::Said> says_to_fresh{Announce::Said::kTaken}, says_to_held{Announce::Said::kTaken};
@@ -112,6 +114,8 @@ class ScriptedMember final : public Handler {
         return take(request, on_drop);
       case Type::kRemoved:
         return take_removed(request);
+      case Type::kPin:
+        return take_pin(request);
       case Type::kFind: {
         KVF_ASSIGN_OR_RETURN(const Find find, decode_request<Find>(request.body));
         if (on_find) on_find(find);
@@ -141,6 +145,18 @@ class ScriptedMember final : public Handler {
     for (const auto& item : removed.items) removals_.push_back({removed.to, item.id, item.again});
     return reply<Removed>(request, {});
   }
+  Result<Bytes> take_pin(const Request& request) {
+    KVF_ASSIGN_OR_RETURN(const kvferry::store::Pin pin, decode_request<kvferry::store::Pin>(request.body));
+    if (on_pin) on_pin();
+    kvferry::store::Pin::Answer answer;
+    for (const ObjectId& id : pin.ids) {
+      auto& done = answer.results.emplace_back();
+      done.held.digest = digest_of_text("");
+      done.object = TestClient::object(pinned_key, "");
+      if (done.object->id != id) done.status = {Code::kNotFound, "not scripted"};
+    }
+    return reply<kvferry::store::Pin>(request, std::move(answer));
+  }
   Result<Bytes> take_announce(const Request& request) {
     KVF_ASSIGN_OR_RETURN(const Announce announce, decode_request<Announce>(request.body));
     if (announce.settled_view == fingerprint_) heard_settled = true;
@@ -158,6 +174,38 @@ class ScriptedMember final : public Handler {
   mutable std::mutex mutex_;
   std::vector<HeardRemoval> removals_;  // guarded by mutex_
   std::unique_ptr<RpcEndpoint> rpc_;
+};
+
+// The thread by which a node looks after its connections gets no processor: it neither makes them anew nor asks why
+// they have ended. For as long as this lives, or until let_go().
+class HeldUp {
+ public:
+  HeldUp() = default;
+  HeldUp(const HeldUp&) = delete;
+  HeldUp& operator=(const HeldUp&) = delete;
+  ~HeldUp() { let_go(); }
+  void hold(NodeImpl& node, const Member& member) {
+    if (state_) return;
+    state_ = std::make_shared<State>();
+    node.on_heard([state = state_](const NodeId&) {
+      state->held = true;
+      (void)soon([&] { return state->over.load(); });
+    });
+    stranger_.join(member);
+    EXPECT_TRUE(soon([&] { return state_->held.load(); }));
+  }
+  void let_go() {
+    if (!state_) return;
+    stranger_.leave();
+    state_->over = true;
+  }
+
+ private:
+  struct State {
+    std::atomic<bool> held{false}, over{false};
+  };
+  std::shared_ptr<State> state_;
+  ScriptedMember stranger_;  // whom it has heard of
 };
 
 class ScriptedPair : public ::testing::Test {

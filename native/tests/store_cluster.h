@@ -167,11 +167,24 @@ class TestCluster {
       if (node) node->set_members(view_, living());
     }
   }
+  // That one alone learns of other members; the rest go on with those that they know.
+  void tell_only(std::size_t index, std::vector<Member> members) {
+    nodes_[index]->set_members(++view_, std::move(members));
+  }
   // As if that one were gone; it learns nothing.
   void tell_all_but(std::size_t index) {
     ++view_;
     for (std::size_t i = 0; i < nodes_.size(); ++i) {
       if (nodes_[i] && i != index) nodes_[i]->set_members(view_, living_but(index));
+    }
+  }
+  // The others end the connections that it has made to them.
+  void cut_off(std::size_t index) {
+    for (std::size_t i = 0; i < nodes_.size(); ++i) {
+      if (!nodes_[i] || i == index) continue;
+      for (const auto& peer : nodes_[i]->rpc().engine().peers()) {
+        if (peer->node_id() == members_[index].node_id) peer->close();
+      }
     }
   }
   std::vector<Member> living_but(std::size_t index) const {

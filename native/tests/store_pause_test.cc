@@ -119,6 +119,27 @@ TEST_F(StorePause, ANodeThatWasGivenUpAsSlowSaysNothingUntilItIsCountedOnAgain) 
   EXPECT_TRUE(soon([&] { return node_knows(kept_); }));
 }
 
+// Programs of its host have its memory mapped, and may be late to see that their connections have ended.
+TEST_F(StorePause, NothingIsBelievedInPlaceOfANodeThatHasClosed) {
+  const auto made = RpcEndpoint::create({}, nullptr, {1});
+  ASSERT_TRUE(made.ok());
+  RpcEndpoint& rpc = **made;
+  const auto peer = rpc.engine().connect(node_->endpoint(), node_->node_id(), kPatience);
+  ASSERT_TRUE(peer.ok()) << peer.status().to_string();
+  Attach attach;
+  attach.cluster = "local";
+  const auto attached = rpc.call((*peer)->handle(), attach, deadline_in(kPatience));
+  ASSERT_TRUE(attached.ok()) << attached.status().to_string();
+  const auto index = (*peer)->map((*attached)->index, kPatience), pins = (*peer)->map((*attached)->pins, kPatience);
+  ASSERT_TRUE(index.ok() && pins.ok());
+  const auto reader = LocalReader::attach({*index, *pins, {}}, 0, node_->node_id());
+  ASSERT_TRUE(reader.ok()) << reader.status().to_string();
+  ASSERT_TRUE(client_.put(member_of(*node_, "real"), kept_, "value").status.ok());
+  EXPECT_TRUE((*reader)->find(TestClient::id_of(kept_)));
+  node_->close();
+  EXPECT_FALSE((*reader)->find(TestClient::id_of(kept_)));
+}
+
 TEST_F(StorePause, ALoneNodeSpeaksForItselfAtAnyTime) {
   const Member alone = member_of(*node_, "real");
   client_.know({alone});

@@ -133,6 +133,67 @@ TEST_F(StoreRaces, AnOwnerThatWaitsForOthersIsNotSuspected) {
   EXPECT_EQ(node_->stats().counters.at("unannounced_total"), 0u);
 }
 
+// Two remove the same: the directory names nobody any more for the second one, and the holder has not dropped it yet.
+TEST_F(StoreRaces, ARemovalWaitsForTheHoldersThatAnotherOneHasTold) {
+  scripted_.on_drop = [&](const Drop&) {
+    ++step_;
+    EXPECT_TRUE(soon([&] { return flag_.load(); }));
+  };
+  meet();
+  other_.know(members_);
+  key_ = key_of(real());
+  ASSERT_EQ(scripted_.announce(key_, "value", true), Announce::Said::kTaken);
+  again_ = std::jthread([&] { EXPECT_TRUE(client_.remove(key_).ok()); });
+  ASSERT_TRUE(soon([&] { return step_ == 1; }));
+  const auto connection = other_.connection(real());
+  ASSERT_TRUE(connection.ok());
+  auto second = other_.rpc().start(*connection, Remove{{TestClient::id_of(key_)}}, deadline_in(kPatience));
+  EXPECT_TRUE(soon([&] { return step_ == 2 || second.ready(); }));
+  EXPECT_FALSE(second.ready());
+  flag_ = true;
+  const auto removed = second.finish();
+  again_.join();
+  ASSERT_TRUE(removed.ok()) << removed.status().to_string();
+  EXPECT_TRUE((*removed)->results.at(0).ok());
+}
+
+class StoreCopies : public StoreRaces {
+ protected:
+  // A key that the other one owns, and lets be pinned.
+  void SetUp() override {
+    const std::vector<Member> members{member_of(*node_, "real"), scripted_.self()};
+    client_.know(members);
+    key_ = key_of(members[1]);
+    scripted_.pinned_key = key_;
+  }
+  Code copy() {
+    const auto done = client_.ask(real(), Pull{scripted_.self().node_id, {id()}, false, false, kPatience});
+    EXPECT_TRUE(done.ok()) << done.status().to_string();
+    return done.ok() ? (*done)->results.at(0).code() : done.status().code();
+  }
+  ObjectId id() const { return TestClient::id_of(key_); }
+};
+
+// The removal comes after the bytes were offered, and before there is anything here that it could take away.
+TEST_F(StoreCopies, ACopyThatIsOvertakenByARemovalIsGivenUp) {
+  scripted_.on_pin = [&] { EXPECT_TRUE(scripted_.call(Drop{{id()}}).ok()); };
+  meet();
+  EXPECT_EQ(copy(), Code::kNotFound);
+  EXPECT_FALSE(node_holds(key_));
+}
+
+// The members have changed just now: whoever is asked for a copy may not have heard of the removal.
+TEST_F(StoreCopies, WhatWasRemovedJustNowIsNotCopiedBeforeAllHaveHeardOfIt) {
+  meet();
+  EXPECT_EQ(copy(), Code::kOk);
+  ASSERT_TRUE(scripted_.call(Drop{{id()}}).ok());
+  EXPECT_EQ(copy(), Code::kUnavailable);
+  EXPECT_FALSE(node_holds(key_));
+  ASSERT_TRUE(scripted_.call(Removed{Removed::To::kKeep, {{id(), milliseconds(0), true}}}).ok());  // it is put again
+  EXPECT_EQ(copy(), Code::kOk);
+  EXPECT_TRUE(node_holds(key_));
+}
+
 // One that knows other members would forget what it is told.
 TEST_F(StoreRaces, AMemberIsToldWhenItKnowsTheSameMembers) {
   meet();

@@ -50,14 +50,18 @@ class StoreRemovals : public ::testing::Test {
     }
   }
   void comes_back() {
+    cluster_.node(kAway).pulse().distrust();  // it was given up, and finds that out
+    away_.let_go();
     cluster_.tell();
     client_.know(cluster_.living());
     ASSERT_TRUE(cluster_.settle());
   }
   // Among those that are members without it.
   void others_settle() {
+    away_.hold(cluster_.node(kAway), cluster_.member(kAway));
     cluster_.tell_all_but(kAway);
     client_.know(cluster_.living_but(kAway));
+    cluster_.cut_off(kAway);
     ASSERT_TRUE(soon([&] {
       for (std::size_t i = 0; i < cluster_.size(); ++i) {
         if (i != kAway && cluster_.lives(i) && !cluster_.node(i).is_settled()) return false;
@@ -85,6 +89,7 @@ class StoreRemovals : public ::testing::Test {
   const std::size_t holder_ = 1;  // of what is put again
   TestCluster cluster_{4, patient()};
   TestClient client_;
+  testing::HeldUp away_;
 };
 
 TEST_F(StoreRemovals, AreRememberedWhenTheirOwnersDie) {
@@ -181,6 +186,16 @@ TEST_F(StoreRemovalMessages, WhatAnOwnerKeptHereCountsWhenItHasLeft) {
   node_->set_members(3, members_);  // and when that one is back, it is handed over
   const ScriptedMember::HeardRemoval told{To::kOwner, id, false};
   EXPECT_TRUE(soon([&] { return std::ranges::count(scripted_.removals(), told) > 0; }));
+}
+
+// Whoever asks it knows other members, and takes this one for the owner.
+TEST_F(StoreRemovalMessages, WhatAnOwnerKeptHereIsNotCopiedMeanwhile) {
+  const std::string key = key_of(scripted_.self());
+  const ObjectId id = TestClient::id_of(key);
+  ASSERT_TRUE(tell(To::kKeep, {{id, milliseconds(5), false}}).ok());
+  EXPECT_EQ(scripted_.announce(key, "value", false), Said::kRemoved);
+  ASSERT_TRUE(tell(To::kKeep, {{id, milliseconds(0), true}}).ok());
+  EXPECT_EQ(scripted_.announce(key, "value", false), Said::kTaken);
 }
 
 TEST_F(StoreRemovalMessages, WhatAnOwnerTookBackDoesNot) {

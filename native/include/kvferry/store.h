@@ -93,7 +93,8 @@ class KVFERRY_API Node {
   virtual NodeId node_id() const = 0;
   virtual Endpoint endpoint() const = 0;
   // The cluster as of now, this node included or not; replaces the last one. `view` grows; an older one is ignored.
-  // Until the first call the node is alone.
+  // Until the first call the node is alone. The members that it had are told first that it knows others from now on:
+  // waits for those that do not answer, at most for suspect_after.
   virtual void set_members(std::uint64_t view, std::vector<Member> members) = 0;
   // A member whose connection broke or that does not answer: called once per incident, from a thread of the node's.
   virtual void on_suspect(std::function<void(const NodeId&)> callback) = 0;

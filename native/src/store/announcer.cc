@@ -42,6 +42,21 @@ void Announcer::member_up(const std::shared_ptr<MemberLink>& link) {
   changed_.notify_one();
 }
 
+void Announcer::view_will_change(const ClusterView& before, const std::vector<Member>& members) {
+  Announce change;
+  change.settled_view = Announce::kChanges;
+  std::vector<Cluster::Asked<Announce>> asked;
+  for (const auto& link : before.links) {
+    if (link->is_self || !link->is_up()) continue;
+    asked.push_back(core_.cluster->ask(link, change, deadline_in(core_.cluster->patience())));
+  }
+  for (auto& one : asked) {
+    const Status answered = one.call ? one.call->finish().status() : Status();
+    const bool stays = std::ranges::find(members, one.link->member.node_id, &Member::node_id) != members.end();
+    if (!answered.ok() && stays) core_.cluster->suspect(one.link, one.handle, answered);
+  }
+}
+
 void Announcer::view_changed(std::shared_ptr<const ClusterView> before) {
   {
     const std::lock_guard lock(mutex_);
@@ -159,14 +174,21 @@ void Announcer::pay_debts() {
   core_.store->contest_puts();
   if (!announce_held(view, debts)) return;  // another view: there is news of it
   for (Debt* debt : debts) {
-    Announce settled;
-    settled.settled_view = view->fingerprint;
-    if (!debt->failed && send(debt->link, settled)) {
+    if (!debt->failed && say_settled(view, *debt)) {
       debts_.erase(debt->link->member.node_id);
     } else {
       debt->not_before = Clock::now() + kRetryPause;
     }
   }
+}
+
+// Not after it was told that the members change.
+bool Announcer::say_settled(const std::shared_ptr<const ClusterView>& view, const Debt& debt) {
+  const std::lock_guard unchanged(core_.members_mutex);
+  if (core_.cluster->view() != view) return false;
+  Announce settled;
+  settled.settled_view = view->fingerprint;
+  return core_.cluster->call(debt.link, settled, deadline_in(core_.cluster->patience())).ok();
 }
 
 // False: the members changed meanwhile.

@@ -25,6 +25,10 @@ class Announcer {
   void close();
 
   void member_up(const std::shared_ptr<MemberLink>& link);  // tell it all that it owns
+  // The members are about to change: until they have heard it, owners may believe that they know all that is put here.
+  // Waits for them, at most for suspect_after; who does not answer, and stays, is down from then on. With
+  // core_.members_mutex.
+  void view_will_change(const ClusterView& before, const std::vector<Member>& members);
   void view_changed(std::shared_ptr<const ClusterView> before);
   // These left this node, or their owner may believe so, or may not know of them. Any number; what is waiting is
   // dropped beyond a million: the next change of members tells it.
@@ -53,6 +57,7 @@ class Announcer {
   bool begin(const ClusterView& view, const Debt& debt);
   bool announce_held(const std::shared_ptr<const ClusterView>& view, const std::vector<Debt*>& debts);
   bool flush(Debt& debt);
+  bool say_settled(const std::shared_ptr<const ClusterView>& view, const Debt& debt);
   bool send(const std::shared_ptr<MemberLink>& link, const Announce& announce);
   bool take_answer(const std::shared_ptr<MemberLink>& link, const Announce& announce, const Announce::Answer& answer);
   std::vector<ObjectId> tell_owners(const std::vector<ObjectId>& ids);

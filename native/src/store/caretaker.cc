@@ -12,6 +12,7 @@ constexpr milliseconds kRound{1000};
 constexpr milliseconds kNewsTimeout{200};
 constexpr milliseconds kRepairTimeout{30000}, kDemoteTimeout{1000};
 constexpr std::chrono::seconds kRepairAgain{60};
+constexpr std::chrono::minutes kLongestCopy{2};  // more than any PULL takes
 constexpr std::size_t kRepairAtOnce = 128, kDrainAtOnce = 64;
 
 }  // namespace
@@ -63,6 +64,7 @@ void Caretaker::look_after() {
     tell_clients(*view);
   }
   core_.directory.expire_tombstones(Clock::now());
+  core_.dropped.forget_before(Clock::now() - kLongestCopy);
   remind();
   const std::uint64_t incidents = core_.cluster->incidents();
   if (!core_.is_settled(*view)) return;

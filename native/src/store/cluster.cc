@@ -147,7 +147,7 @@ void Cluster::set_settled(const NodeId& node, std::uint64_t fingerprint) {
   const auto known = settled_.try_emplace(node, MemberLink::kMustTell).first;
   const bool begins = fingerprint == Announce::kTellsAll;
   if (known->second == MemberLink::kMustTell && !begins) return;
-  known->second = begins ? 0 : fingerprint;
+  known->second = begins || fingerprint == Announce::kChanges ? 0 : fingerprint;
   if (const auto link = view_->find(node)) link->settled.store(known->second, std::memory_order_release);
 }
 

@@ -145,7 +145,7 @@ class Cluster {
   milliseconds patience() const { return options_.suspect_after; }
   void suspect(const std::shared_ptr<MemberLink>& link, std::uint64_t handle, const Status& why);
   // The node has announced all that it must for these members, unless it has to begin anew; Announce::kTellsAll: it
-  // begins. It may not be a member (yet).
+  // begins; Announce::kChanges: it knows others from now on. It may not be a member (yet).
   void set_settled(const NodeId& node, std::uint64_t fingerprint);
   // What is known of the node may be wrong, whatever it says until it begins to tell all.
   void must_tell(const NodeId& node);

@@ -14,8 +14,10 @@ bool names(const HolderEntry& entry, HolderIndex holder) {
 
 }  // namespace
 
+// A copy, or what was held before: it may come here although another owner removed it and told this node, just while
+// not all know the same members.
 Directory::Added Directory::check_locked(Shard& part, const Announced& object, const HolderEntry* entry) const {
-  if (!object.fresh && part.removed.contains(object.id)) return Added::kRemoved;
+  if (!object.fresh && (part.removed.contains(object.id) || kept_.is_gone(object.id))) return Added::kRemoved;
   if (entry != nullptr && entry->digest != object.digest) return Added::kConflict;
   return Added::kTaken;
 }

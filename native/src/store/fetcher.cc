@@ -28,6 +28,7 @@ struct Fetcher::Incoming {
   ObjectId id;
   Pin::Done pinned;
   bool is_pinned = false;
+  Clock::time_point asked{};  // for it
   PutId put = 0;
   std::vector<Place> places;
   std::size_t first_piece = 0, end_piece = 0;
@@ -107,6 +108,7 @@ std::vector<Status> Fetcher::fetch(std::uint64_t peer, std::span<const ObjectId>
     std::vector<Incoming*> wanted;
     for (std::size_t i = first; i < std::min(ids.size(), first + kMaxObjects); ++i) {
       all[i].id = ids[i];
+      all[i].asked = Clock::now();
       if (core_.store->find(ids[i])) continue;  // here already
       wanted.push_back(&all[i]);
       pin.ids.push_back(ids[i]);
@@ -214,6 +216,7 @@ void Fetcher::publish(std::span<Incoming*> some, Deadline deadline) {
     const Held& held = one->pinned.held;
     Claim claim;
     claim.put = one->put;
+    claim.copied = one->asked;
     claim.object = {one->id, held.digest, held.bytes, held.replicas, false};
     claims.push_back(std::move(claim));
     whose.push_back(one);

@@ -1,5 +1,7 @@
 #include "store/kept_removals.h"
 
+#include <algorithm>
+
 namespace kvferry::store {
 
 KeptRemovals::OfOne& KeptRemovals::of_locked(const NodeId& owner) {
@@ -28,6 +30,11 @@ bool KeptRemovals::forget_locked(const ObjectId& id) {
 bool KeptRemovals::forget(const ObjectId& id) {
   const std::lock_guard lock(mutex_);
   return forget_locked(id);
+}
+
+bool KeptRemovals::is_gone(const ObjectId& id) const {
+  const std::lock_guard lock(mutex_);
+  return std::ranges::any_of(by_owner_, [&](const auto& one) { return one.second->gone.find(id).has_value(); });
 }
 
 void KeptRemovals::forget_of(const NodeId& owner) {

@@ -23,8 +23,9 @@ class KeptRemovals {
  public:
   void keep(const NodeId& owner, const ObjectId& id, Clock::time_point when);
   void keep_as_put_again(const NodeId& owner, const ObjectId& id, Clock::time_point when);
-  bool forget(const ObjectId& id);      // it was put again; whether it was kept
-  void forget_of(const NodeId& owner);  // it tells them anew, or what it told may be out of date
+  bool forget(const ObjectId& id);         // it was put again; whether it was kept
+  bool is_gone(const ObjectId& id) const;  // it is kept, and was not put again
+  void forget_of(const NodeId& owner);     // it tells them anew, or what it told may be out of date
   // Those of owners of that kind, which are forgotten here.
   std::vector<Removal> take(const std::function<bool(const NodeId&)>& kind);
   void forget_before(Clock::time_point oldest);

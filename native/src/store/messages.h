@@ -371,8 +371,10 @@ struct Announce {  // a holder to the owner of the ids
     KVF_FIELDS(codec.list(self.results, kMaxIds))
   };
   static constexpr std::uint64_t kTellsAll = UINT64_MAX;
+  static constexpr std::uint64_t kChanges = UINT64_MAX - 1;
   bool fresh = false;  // just put: also what was removed before may be there again
-  // Not 0: the sender has announced all that it must for these members; kTellsAll: it begins to announce all.
+  // Not 0: the sender has announced all that it must for these members; kTellsAll: it begins to announce all; kChanges:
+  // it is about to know other members, and to announce what is put to the owners among those.
   std::uint64_t settled_view = 0;
   std::vector<Item> items;
   // Held, not fresh, and put after they had been removed: the receiver, which says that they are removed, missed that.

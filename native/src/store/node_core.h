@@ -19,7 +19,7 @@
 namespace kvferry::store {
 
 struct NodeCore {
-  static constexpr std::size_t kMostPutAgain = 1u << 16;
+  static constexpr std::size_t kMostPutAgain = 1u << 16, kMostDropped = 1u << 16;
   explicit NodeCore(NodeOptions node_options)
       : options(std::move(node_options)),
         pulse(options.suspect_after),
@@ -35,6 +35,8 @@ struct NodeCore {
   PendingClaims claims;
   // Put here after they had been removed: whoever missed that may say so.
   RecentIds put_again{kMostPutAgain};
+  // Removed here by the word of an owner: copies that are on their way do not count any more.
+  RecentIds dropped{kMostDropped};
   std::unique_ptr<RpcEndpoint> rpc;
   std::unique_ptr<LocalStore> store;
   std::unique_ptr<Sessions> sessions;
@@ -54,6 +56,8 @@ struct NodeCore {
   bool is_settled(const ClusterView& view) const;
   // This node owns the id, and all members are up and have told it all: nobody acts as its owner instead.
   bool hears_all(const ClusterView& view, const ObjectId& id) const;
+  // OK: nothing is known against a copy of it, read at a holder that was asked at that time.
+  Status may_copy(const ObjectId& id, Clock::time_point asked) const;
   std::span<std::byte> memory(const Place& place) const {
     return arena_memory[place.arena].subspan(place.offset, place.length);
   }

@@ -62,6 +62,10 @@ void Publisher::try_once(const std::shared_ptr<const ClusterView>& view, std::sp
   std::map<const MemberLink*, Part> parts;
   for (Claim& claim : claims) {
     if (claim.done) continue;
+    if (const Status may = claim.copied ? core_.may_copy(claim.object.id, *claim.copied) : Status(); !may.ok()) {
+      refuse(claim, may);
+      continue;
+    }
     const auto owner = view->acting_owner(claim.object.id);
     Part& part = parts[owner.get()];
     part.link = owner;

@@ -3,6 +3,7 @@
 // safe; waits for owners, at most three times suspect_after for those that do not answer, and until the deadline.
 #pragma once
 
+#include <optional>
 #include <span>
 #include <vector>
 
@@ -15,6 +16,7 @@ struct Claim {
   Session session = 0;
   PutId put = 0;
   Directory::Announced object;
+  std::optional<Clock::time_point> copied;  // from a holder that was asked then
   // The outcome.
   Status status;  // kConflict; kNotFound: removed meanwhile, or the put's lease ended
   bool created = false;

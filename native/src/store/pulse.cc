@@ -35,7 +35,8 @@ void Pulse::close() {
   {
     const std::lock_guard lock(mutex_);
     closed_ = true;
-    shown_ = nullptr;  // the index goes
+    if (shown_ != nullptr) shown_->store(kNotNow, std::memory_order_release);  // others go on without what is there
+    shown_ = nullptr;                                                          // the index goes
   }
   changed_.notify_all();
   threads_.join_all();

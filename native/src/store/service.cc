@@ -1,5 +1,7 @@
 #include "store/service.h"
 
+#include <algorithm>
+
 #include "base/log.h"
 
 namespace kvferry::store {
@@ -272,7 +274,12 @@ bool Service::set_members(std::uint64_t number, std::vector<Member> members) {
 // With core_.members_mutex.
 bool Service::take_members(std::uint64_t number, std::vector<Member> members) {
   auto before = core_.cluster->view();
-  if (number > before->number || before->number == 0) removals_.inherit(members);
+  if (number > before->number || before->number == 0) {
+    removals_.inherit(members);
+    const bool joins =
+        std::ranges::any_of(members, [&](const Member& one) { return before->find(one.node_id) == nullptr; });
+    if (joins || members.size() != before->links.size()) announcer_.view_will_change(*before, members);
+  }
   if (!core_.cluster->set_members(number, std::move(members))) return false;
   const auto now = core_.cluster->view();
   for (const auto& link : before->links) {

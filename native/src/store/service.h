@@ -2,10 +2,12 @@
 // Thread-safe.
 #pragma once
 
+#include <map>
 #include <memory>
 #include <mutex>
 #include <optional>
 #include <set>
+#include <unordered_map>
 
 #include "store/caretaker.h"
 #include "store/puts.h"
@@ -96,9 +98,21 @@ class Service final : public Handler {
   std::vector<Status> remove_everywhere(const std::vector<ObjectId>& ids);
   void keep(const NodeId& owner, const Removed& removed);
   void own(const Removed& removed);
-  std::vector<Status> drop_at(const ClusterView& view, const std::vector<ObjectId>& ids,
-                              const std::map<NodeId, std::vector<std::size_t>>& by_holder);
+  using ByHolder = std::map<NodeId, std::vector<std::size_t>>;  // places of ids
+  ByHolder take_out(const ClusterView& view, const std::vector<ObjectId>& ids);
+  void add_dropping_locked(const std::vector<ObjectId>& ids, const ByHolder& by_holder);
+  // Of ids that were added before; takes them out again.
+  std::vector<Status> drop_at(const ClusterView& view, const std::vector<ObjectId>& ids, const ByHolder& by_holder);
+  void end_dropping(const std::vector<ObjectId>& ids, const ByHolder& by_holder);
+  struct Stranger {  // attached as a node, and no member, not yet or not any more
+    NodeId node;
+    std::uint64_t peer = 0;
+    RpcEndpoint::Call<Drop> call;
+  };
+  std::vector<Stranger> ask_strangers(const ClusterView& view, const std::vector<ObjectId>& ids);
+  std::vector<NodeId> silent(std::vector<Stranger>& asked);
   void did_not_hear(const NodeId& holder);
+  void drop_here(const ObjectId& id);
   std::vector<Directory::Announced> announced(const ClusterView& view, const Announce& announce) const;
   bool takes_others(const ClusterView& view, const Announce& announce,
                     std::span<const Directory::Announced> objects) const;
@@ -118,6 +132,10 @@ class Service final : public Handler {
   Reads reads_;
   Caretaker caretaker_;
   std::set<NodeId> forgotten_;  // members that left; guarded by core_.members_mutex
+  // Who is told to drop what, and has not answered: the directory names them no more, and they may still serve it.
+  std::mutex dropping_mutex_;
+  std::unordered_multimap<ObjectId, NodeId> dropping_;  // guarded by dropping_mutex_, as is what follows
+  std::set<std::uint64_t> silent_;                      // connections of strangers that did not answer
   std::mutex quick_mutex_;
   bool members_change_ = false;  // guarded by quick_mutex_
 };

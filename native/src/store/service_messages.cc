@@ -1,7 +1,5 @@
 // Service: one function per message.
 #include <algorithm>
-#include <iterator>
-#include <map>
 
 #include "base/log.h"
 #include "store/service.h"
@@ -9,7 +7,6 @@
 namespace kvferry::store {
 namespace {
 
-constexpr milliseconds kRemoveTimeout{5000};
 constexpr milliseconds kLongestPull{60000};
 constexpr std::uint32_t kMostListed = 512;  // of objects with long keys fit a message
 
@@ -248,123 +245,6 @@ Service::Answered<Retract> Service::on(const Asker& asker, const Retract& retrac
   return Result<None>(None{});
 }
 
-Service::Answered<Drop> Service::on(const Asker&, const Drop& drop, Wait) {
-  for (const ObjectId& id : drop.ids) {
-    core_.put_again.erase(id);
-    (void)core_.store->remove(id);
-  }
-  return Result<None>(None{});
-}
-
-Service::Answered<Removed> Service::on(const Asker& asker, const Removed& removed, Wait wait) {
-  if (removed.to == Removed::To::kKeep) {  // in the order in which they come: no thread may overtake another
-    keep(asker.session->home, removed);
-    return Result<None>(None{});
-  }
-  if (!wait) return std::nullopt;
-  own(removed);
-  return Result<None>(None{});
-}
-
-void Service::keep(const NodeId& owner, const Removed& removed) {
-  const Clock::time_point now = Clock::now();
-  for (const Removed::Item& item : removed.items) {
-    if (item.again) {
-      core_.directory.kept().keep_as_put_again(owner, item.id, now - item.ago);
-    } else {
-      core_.directory.kept().keep(owner, item.id, now - item.ago);
-    }
-  }
-}
-
-// Another one owned them until now, or acted as their owner. Whoever announced them meanwhile missed the removal.
-void Service::own(const Removed& removed) {
-  const auto view = core_.cluster->view();
-  const Clock::time_point now = Clock::now();
-  std::vector<ObjectId> ids;
-  std::map<NodeId, std::vector<std::size_t>> by_holder;
-  for (const Removed::Item& item : removed.items) {
-    // It took its time to come. What was put then is rather kept.
-    const Clock::time_point when = now - item.ago - core_.cluster->patience();
-    const auto put = core_.put_again.find(item.id);
-    if (!item.again && put && *put > when) continue;
-    const auto drop = [&] {
-      core_.put_again.erase(item.id);
-      (void)core_.store->remove(item.id);
-    };
-    const auto holders = core_.directory.take_over({item.id, when, item.again}, drop);
-    if (!holders) continue;
-    for (const HolderIndex holder : *holders) by_holder[core_.names.node(holder)].push_back(ids.size());
-    ids.push_back(item.id);
-  }
-  (void)drop_at(*view, ids, by_holder);
-  if (!ids.empty()) removals_.tell_soon();
-}
-
-Service::Answered<Remove> Service::on(const Asker&, const Remove& remove, Wait wait) {
-  const auto view = core_.cluster->view();
-  const bool alone = view->members.size() == 1 && view->has_self;
-  if (!wait && !alone) return std::nullopt;
-  return Result<Statuses>(Statuses{remove_everywhere(remove.ids)});
-}
-
-std::vector<Status> Service::remove_everywhere(const std::vector<ObjectId>& ids) {
-  const auto view = core_.cluster->view();
-  const Clock::time_point now = Clock::now();
-  std::map<NodeId, std::vector<std::size_t>> by_holder;
-  for (std::size_t i = 0; i < ids.size(); ++i) {
-    const bool sure = core_.is_authoritative(*view, ids[i]);
-    const auto [holders, again] = core_.directory.remove(ids[i], now);
-    core_.put_again.erase(ids[i]);
-    (void)core_.store->remove(ids[i]);
-    for (const HolderIndex holder : holders) by_holder[core_.names.node(holder)].push_back(i);
-    for (const auto& link : view->links) {
-      // Whoever did not hear of it the first time, because he was away, may not have told all anew yet.
-      const bool heard = link->is_up() && link->settled == view->fingerprint;
-      if (!link->is_self && (!sure || (again && !heard))) by_holder[link->member.node_id].push_back(i);
-    }
-  }
-  core_.counters.add(NodeCounters::kRemoved, ids.size());
-  auto dropped = drop_at(*view, ids, by_holder);
-  removals_.tell();
-  // Whoever announced it anew before it was told may have dropped that, too.
-  std::vector<ObjectId> doubtful;
-  std::ranges::copy_if(ids, std::back_inserter(doubtful), [&](const auto& id) { return core_.directory.contains(id); });
-  if (!doubtful.empty()) (void)finder_.verify(*view, doubtful, deadline_in(core_.cluster->patience()));
-  return dropped;
-}
-
-std::vector<Status> Service::drop_at(const ClusterView& view, const std::vector<ObjectId>& ids,
-                                     const std::map<NodeId, std::vector<std::size_t>>& by_holder) {
-  std::vector<std::pair<const std::vector<std::size_t>*, Cluster::Asked<Drop>>> asked;
-  for (const auto& [holder, places] : by_holder) {
-    const auto link = view.find(holder);
-    if (!link || link->is_self) continue;
-    Drop drop;
-    for (const std::size_t i : places) drop.ids.push_back(ids[i]);
-    asked.emplace_back(&places, core_.cluster->ask(link, drop, deadline_in(kRemoveTimeout)));
-  }
-  std::vector<std::string> missed(ids.size());
-  for (auto& [places, call] : asked) {
-    if (core_.cluster->answer(call).ok()) continue;
-    did_not_hear(call.link->member.node_id);
-    const std::string node = call.link->member.node_id.to_string();
-    for (const std::size_t i : *places) missed[i] += (missed[i].empty() ? "" : ", ") + node;
-  }
-  std::vector<Status> out(ids.size());
-  for (std::size_t i = 0; i < ids.size(); ++i) {
-    if (missed[i].empty()) continue;
-    out[i] = {Code::kUnavailable, "these nodes did not answer and may still hold it: " + missed[i]};
-  }
-  return out;
-}
-
-// It may hold what the directory does not have any more, for as long as it has not told all anew.
-void Service::did_not_hear(const NodeId& holder) {
-  core_.cluster->must_tell(holder);
-  caretaker_.ask_for_all(holder);
-}
-
 Service::Answered<Pull> Service::on(const Asker& asker, const Pull& pull, Wait wait) {
   if (!wait) return std::nullopt;
   if (core_.draining && asker.session->who == Attach::Who::kNode) {
@@ -442,7 +322,7 @@ NodeStats Service::stats() const {
   NodeStats stats = core_.store->stats();
   stats.directory_entries = core_.directory.entries();
   stats.clients = core_.sessions->count();
-  stats.metadata_bytes += core_.directory.memory_bytes();
+  stats.metadata_bytes += core_.directory.memory_bytes() + core_.dropped.memory_bytes();
   core_.counters.snapshot(&stats.counters);
   stats.counters["malformed_messages_total"] = core_.rpc->malformed();
   stats.counters["refused_requests_total"] = core_.rpc->refused();

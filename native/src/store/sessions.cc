@@ -112,9 +112,17 @@ std::vector<std::uint64_t> Sessions::clients() const {
 
 std::vector<std::uint64_t> Sessions::made_by(const NodeId& member) const {
   std::vector<std::uint64_t> out;
+  for (const auto& [node, peer] : made_by_nodes()) {
+    if (node == member) out.push_back(peer);
+  }
+  return out;
+}
+
+std::vector<std::pair<NodeId, std::uint64_t>> Sessions::made_by_nodes() const {
+  std::vector<std::pair<NodeId, std::uint64_t>> out;
   const std::lock_guard lock(mutex_);
   for (const auto& [peer, session] : peers_) {
-    if (session.who == Attach::Who::kNode && !session.by_us && session.home == member) out.push_back(peer);
+    if (session.who == Attach::Who::kNode && !session.by_us) out.emplace_back(session.home, peer);
   }
   return out;
 }

@@ -7,6 +7,7 @@
 #include <map>
 #include <mutex>
 #include <optional>
+#include <utility>
 #include <vector>
 
 #include "store/local_store.h"
@@ -40,8 +41,9 @@ class Sessions {
   std::optional<SessionInfo> lost(std::uint64_t peer);    // its connection ended
   std::vector<std::uint64_t> clients() const;             // their connections
   std::vector<std::uint64_t> made_by(const NodeId& member) const;
-  std::uint64_t count() const;  // of clients
-  std::uint64_t nodes() const;  // as many are attached
+  std::vector<std::pair<NodeId, std::uint64_t>> made_by_nodes() const;  // and whose connections they are
+  std::uint64_t count() const;                                          // of clients
+  std::uint64_t nodes() const;                                          // as many are attached
 
  private:
   std::optional<SessionInfo> take(std::uint64_t peer);
