@@ -72,13 +72,20 @@ def _flag(field: Field) -> str:
     return f"--{field.name.replace('_', '-')}"
 
 
+def _member(field: Field) -> str:
+    """Name what a list has."""
+    return "PORT" if field.name.endswith("_ports") else "URL"
+
+
 def _metavar(field: Field) -> str:
     if isinstance(field.default, tuple):
-        return "URL[,URL...]"
+        return "{0}[,{0}...]".format(_member(field))
     return {"seconds": "DURATION", "bytes": "SIZE"}.get(field.unit, type(field.default).__name__.upper())
 
 
 def _refuse_empty(field: Field, values: tuple[str, ...]) -> None:
     """Refuse a list without members: most likely an unset shell variable, not the user's wish."""
     if any(not value.replace(",", " ").strip() for value in values):
-        raise ConfigError(f"{_flag(field)} is empty: give at least one URL, or leave the option out")
+        raise ConfigError(
+            f"{_flag(field)} is empty: give at least one {_member(field)}, or leave the option out"
+        )

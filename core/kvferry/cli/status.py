@@ -40,7 +40,7 @@ def status(*, config: Config, as_json: bool, admin: str | None, timeout_s: float
 @click.option(
     "--every", default=1.0, show_default=True, type=click.FloatRange(0.1), help="Seconds between looks."
 )
-@click.option("--count", default=0, help="Looks, then it ends; 0: until Ctrl-C.")
+@click.option("--count", default=0, type=click.IntRange(0), help="Looks, then it ends; 0: until Ctrl-C.")
 @click.option("--admin", metavar="URL", help="HTTP interface of a node [default: the one of this machine].")
 @_patience
 @node_flags

@@ -14,7 +14,7 @@ from kvferry.config.explain import explain, explain_changes, explain_rows, to_ma
 from kvferry.config.fields import Field, all_fields, check_options
 from kvferry.config.hosts import resolve_address, resolve_host, unresolved_address
 from kvferry.config.loader import load_config
-from kvferry.config.logs import apply_log_options
+from kvferry.config.logs import apply_log_options, http_logger
 from kvferry.config.runtime import make_private, runtime_directory
 from kvferry.config.schema import (
     AdminOptions,
@@ -56,6 +56,7 @@ __all__ = [
     "explain_rows",
     "format_duration",
     "format_size",
+    "http_logger",
     "load_config",
     "make_private",
     "parse_duration",

@@ -22,7 +22,7 @@ import msgspec
 from aiohttp import web
 
 from kvferry._native import Endpoint
-from kvferry.config import AdminOptions, admin_token, resolve_address
+from kvferry.config import AdminOptions, admin_token, http_logger, resolve_address
 from kvferry.errors import (
     ConfigError,
     DeadlineExceededError,
@@ -91,7 +91,7 @@ class AdminServer:
         app.router.add_get("/objects", self._objects)
         app.router.add_delete("/objects", self._remove)
         app.router.add_post("/drain", self._drain)
-        self._runner = web.AppRunner(app, access_log=None)
+        self._runner = web.AppRunner(app, access_log=None, logger=http_logger())
         await self._runner.setup()
         await web.SockSite(self._runner, self._listener).start()
         host, port = self._runner.addresses[0][:2]

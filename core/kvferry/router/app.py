@@ -18,7 +18,7 @@ from kvferry.router.health import LOOP_MESSAGE
 from kvferry.router.instances import Role
 from kvferry.router.linked import LinkedExchange
 from kvferry.router.paired import PairedExchange
-from kvferry.router.protocol import error_body, parse_request
+from kvferry.router.protocol import ParsedRequest, error_body, parse_request
 from kvferry.router.scope import Interruption, Scope
 from kvferry.router.upstream import UpstreamError, request_headers, response_headers
 
@@ -144,13 +144,21 @@ class Front:
             refusal = _error(503, "ServiceUnavailableError", "the router is shutting down")
             refusal.force_close()
             return refusal
-        request_id = request.headers.get("X-Request-Id") or uuid.uuid4().hex
+        request_id = _request_id(request)
         if len(request_id) > LONGEST_REQUEST_ID:
             return _error(
                 400, "BadRequestError", f"X-Request-Id is longer than {LONGEST_REQUEST_ID} characters"
             )
+        parsed = await self._read(request, scope)
+        if isinstance(parsed, web.Response):
+            return parsed
+        kind = _EXCHANGES[self._core.options.engine]
+        return kind(self._core, request, parsed, scope, request_id=request_id, arrived=arrived)
+
+    async def _read(self, request: web.Request, scope: Scope) -> ParsedRequest | web.Response:
+        """Read a request's body; returns what it asks for, or why it is refused."""
         try:
-            parsed = parse_request(await request.read())
+            return parse_request(await request.read())
         except web.HTTPRequestEntityTooLarge:
             limit = self._core.options.max_body_bytes
             return _error(
@@ -160,18 +168,20 @@ class Front:
             )
         except InvalidArgumentError as error:
             return _error(400, "BadRequestError", str(error))
+        except web.RequestPayloadError:
+            refusal = _error(400, "BadRequestError", "the body is not in the encoding that its headers name")
+            refusal.force_close()
+            return refusal
         except asyncio.CancelledError:
             if scope.interruption is None:
                 raise
             scope.absorb()
             return _error(408, "TimeoutError", "the request body did not arrive in time")
-        kind = _EXCHANGES[self._core.options.engine]
-        return kind(self._core, request, parsed, scope, request_id=request_id, arrived=arrived)
 
     async def models(self, request: web.Request) -> web.Response:
         """List the models of all decode servers, each once."""
         core = self._core
-        request_id = request.headers.get("X-Request-Id") or uuid.uuid4().hex
+        request_id = _request_id(request)
         headers = request_headers(request.headers, request_id)
         headers["Accept-Encoding"] = "identity"
         asked = core.usable_decode(set())
@@ -270,6 +280,12 @@ async def _json_errors(request: web.Request, handler: Any) -> web.StreamResponse
 
 async def _name_server(request: web.Request, response: web.StreamResponse) -> None:
     response.headers["Server"] = "kvferry-router"
+
+
+def _request_id(request: web.Request) -> str:
+    """Return the client's id for a request, or a new one if it has none that can be passed on and logged."""
+    given: str = request.headers.get("X-Request-Id", "")
+    return given if given and given.isprintable() else uuid.uuid4().hex
 
 
 def _json(status: int, content: object) -> web.Response:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import msgspec
 from aiohttp import web
 
-from kvferry.config import RouterOptions, TransferOptions
+from kvferry.config import RouterOptions, TransferOptions, http_logger
 from kvferry.errors import ConfigError, KVFerryError, ResourceExhaustedError
 from kvferry.router.app import Front
 from kvferry.router.core import Core
@@ -113,6 +113,7 @@ class RouterServer:
             self._front.application(),
             handler_cancellation=True,
             access_log=None,
+            logger=http_logger(),
             shutdown_timeout=AFTERMATH_S,
         )
         try:

@@ -74,3 +74,10 @@ def test_a_wrong_flag_is_named_with_its_source(
     assert main(["router", "--port", "70000"]) == 2
     assert "router.port: '70000' from command line is not allowed" in capsys.readouterr().err
     assert started == []
+
+
+def test_help_says_what_lists_are_of(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["router", "--help"]) == 0
+    shown = capsys.readouterr().out
+    assert "--bootstrap-ports PORT[,PORT...]" in shown
+    assert "--decode URL[,URL...]" in shown

@@ -70,3 +70,8 @@ def document_with(**stats: Any) -> dict[str, Any]:
             **stats,
         },
     }
+
+
+def test_top_takes_no_negative_count(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["top", "--count", "-1"]) == 2
+    assert "--count" in capsys.readouterr().err
