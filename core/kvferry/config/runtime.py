@@ -52,7 +52,7 @@ def make_private(path: Path) -> None:
         )
     if found.st_mode & (stat.S_IWOTH | stat.S_ISVTX):  # such as /tmp: closing it would shut out all others
         raise AccessDeniedError(
-            f"{path} is shared with other users: name one of its own, e.g. {path}/kvferry"
+            f"{path} is shared with other users; choose a folder of your own, e.g. {path}/kvferry"
         )
     if found.st_mode & 0o077:
         raise AccessDeniedError(
