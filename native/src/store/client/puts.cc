@@ -22,6 +22,7 @@ constexpr std::uint64_t kRoundBytes = 16u << 20;
 // Offered memory goes round, so that it is seldom in the cache: streaming stores pay sooner than stores_for() says.
 constexpr std::uint64_t kStreamedBytes = 64u << 10;
 constexpr std::uint64_t kPullBytes = 1u << 20;  // read by the node at once
+constexpr std::size_t kPullsAtOnce = 3;         // so that the link is busy while parts are checked and answered
 
 using Offers = std::vector<Offer*>;
 using Part = std::span<Offer* const>;
@@ -295,7 +296,7 @@ class ToNode {
     std::vector<std::span<const std::byte>> sources;
     for (const Offer* offer : offers) sources.insert(sources.end(), offer->value.begin(), offer->value.end());
     if (const Status covered = memory.cover(sources, kRemoteRead); !covered.ok()) return fail_all(offers, covered);
-    const std::size_t at_once = keys_differ(offers) ? 2 : 1;
+    const std::size_t at_once = keys_differ(offers) ? kPullsAtOnce : 1;
     std::deque<std::optional<Pulling>> pulling;
     const auto conclude_to = [&](std::size_t left) {
       for (; pulling.size() > left; pulling.pop_front()) conclude(pulling.front());
