@@ -405,7 +405,8 @@ class AdminOptions(Options, frozen=True, kw_only=True):
         str,
         Meta(
             description="File with the token that requests must carry (`Authorization: Bearer TOKEN`), all "
-            "but `/health`. Surrounding white space is dropped. Empty: none is asked for."
+            "but `/health`. Surrounding white space is dropped. Empty: none is asked for, and requests must "
+            "name a loopback address, `localhost` or the address of `bind` as their host."
         ),
     ] = ""
 

@@ -59,7 +59,7 @@ class AdminServer:
         self._node = node
         self._token = token
         self._listener = listener
-        self._bound_to = options.bind.rpartition(":")[0].strip("[]").lower()
+        self._bound_to = options.bind
         self._loop = asyncio.new_event_loop()
         self._runner: web.AppRunner | None = None
         self._thread = threading.Thread(target=self._loop.run_forever, name="kvferry-admin", daemon=True)
@@ -110,7 +110,7 @@ class AdminServer:
         ):
             return _denied("this is for the node's own user; others need admin.token_file", 403)
         host = request.headers.get("Host", "")
-        if not self._token and not self._is_named_by(host):
+        if not self._token and not names_us(host, self._bound_to):
             return _denied(
                 f"the Host header names {host!r}, as that of a web page whose name points here would; ask by "
                 "localhost or a loopback address, or set admin.token_file",
@@ -122,11 +122,6 @@ class AdminServer:
             return await handler(request)
         except KVFerryError as error:
             return _json({"error": {"code": error.code, "message": str(error)}}, _HTTP.get(error.code, 500))
-
-    def _is_named_by(self, host: str) -> bool:
-        """Whether a Host header names this machine by itself, or the address that `admin.bind` has."""
-        name = _name_of(host)
-        return name in ("", "localhost", self._bound_to) or _is_loopback(name)
 
     async def _health(self, _request: web.Request) -> web.Response:
         problems = self._node.problems()
@@ -200,6 +195,12 @@ def listen(options: AdminOptions) -> socket.socket:
         raise ResourceExhaustedError(
             f"admin.bind (--admin) {options.bind}: {error.strerror}; choose another port, or 0 for any"
         ) from error
+
+
+def names_us(host: str, bound_to: str) -> bool:
+    """Whether a Host header names this machine by itself, or the address that `admin.bind` has."""
+    name = _name_of(host)
+    return name in ("", "localhost", _name_of(bound_to)) or _is_loopback(name)
 
 
 def _name_of(host: str) -> str:

@@ -200,7 +200,7 @@ class TransportConformance:
         for seed, place in enumerate(places):
             assert far.content(place - 2 * shift, 4096) == pattern(4096, seed).tobytes()
         far.unregister()
-        near.region.unregister(30.0)
+        near.region.unregister(25.0)
 
     @pytest.mark.slow
     @pytest.mark.parametrize("op", ["read", "write"])
@@ -223,14 +223,14 @@ class TransportConformance:
             np.testing.assert_array_equal(near.bytes[place : place + len(expected)], expected)
         assert not near.bytes[size:].any()
         far.unregister()
-        near.region.unregister(30.0)
+        near.region.unregister(25.0)
 
     def _write_of_a_long_piece(self, rig: Rig, scene: Scene, size: int) -> None:
         """A length is never cut to 32 bits: it is more than the far end has, and is refused as such."""
         with pytest.raises(OutOfRangeError):
             rig.engine.prepare(rig.peer, scene.rows((0, 0, size)), "write")
         scene.far.unregister()
-        scene.near.region.unregister(30.0)
+        scene.near.region.unregister(25.0)
 
     # Refusals: before anything moves, or of the one piece that is wrong.
 
@@ -327,9 +327,9 @@ class TransportConformance:
             rows = Scene(near, scene.far, scene.held).rows((0, 0, LENGTH))
             transfer = rig.engine.submit(rig.engine.prepare(rig.peer, rows, "read"))
             time.sleep(0.0004 * round_number)
-            near.region.unregister(30.0)
+            near.region.unregister(25.0)
             near.bytes[:] = 0x11
-            assert transfer.wait(30.0), "nothing moves any more, so that it must be over"
+            assert transfer.wait(25.0), "nothing moves any more, so that it must be over"
             assert move(rig.engine, rig.peer, scene.rows((0, 0, 4096))).error is None
             assert (near.bytes == 0x11).all()
 

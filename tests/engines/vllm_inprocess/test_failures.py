@@ -11,7 +11,7 @@ from engines.engine_lab import Lab, LabEngine, Params
 from engines.harness import until
 from engines.vllm_inprocess.prompts import MAX_TOKENS, numbered, tokens_of
 
-pytestmark = [pytest.mark.engine, pytest.mark.timeout(600)]  # engines start in some, and machines may be slow
+pytestmark = [pytest.mark.engine, pytest.mark.timeout(300)]  # engines start in some, and machines may be slow
 
 LOADED = "kvferry_handoff_loads_total|loaded"
 FAILED = "kvferry_handoff_loads_total|failed"
@@ -283,7 +283,7 @@ def test_the_step_loop_is_not_held_up(lab: Lab, prefill: LabEngine) -> None:
             most_loading = max(most_loading, state["statuses"].count("WAITING_FOR_REMOTE_KVS"))
             time.sleep(0.05)
         assert most_loading == 4
-        assert longest_s < 0.9 * DELAY_S
+        assert longest_s < DELAY_S / 2
         decode.call("abort", ids=[served])
         decode.wait(ids)
         assert decode.metric(LOADED) == 4

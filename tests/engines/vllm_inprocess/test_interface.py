@@ -12,7 +12,7 @@ import pytest
 from engines.engine_lab import LabEngine
 from engines.harness import vllm_python
 
-pytestmark = [pytest.mark.engine, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.engine, pytest.mark.timeout(300)]
 
 # What the connector leaves as vLLM has it, and why that is right.
 LEFT = {

@@ -7,7 +7,7 @@ import pytest
 from engines.engine_lab import Lab, LabEngine
 from engines.vllm_inprocess.prompts import BLOCK, MAX_TOKENS, numbered, prompts, tokens_of
 
-pytestmark = [pytest.mark.engine, pytest.mark.timeout(600)]  # engines start in some, and machines may be slow
+pytestmark = [pytest.mark.engine, pytest.mark.timeout(300)]  # engines start in some, and machines may be slow
 
 HITS = "external_prefix_cache_hits_total"
 LOADED = "kvferry_handoff_loads_total|loaded"

@@ -405,8 +405,10 @@ def test_a_port_in_use_is_a_warning_and_an_address_of_another_host_an_error(
 def unknown_hosts(monkeypatch: pytest.MonkeyPatch) -> None:
     """No name server is asked."""
 
-    def nobody_knows(host: str, *_: object, **__: object) -> None:
-        raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
+    ask = socket.getaddrinfo
+
+    def nobody_knows(host: str, *rest: Any, **more: Any) -> Any:
+        return ask(host, *rest, **{**more, "flags": socket.AI_NUMERICHOST})
 
     monkeypatch.setattr("kvferry.config.hosts.socket.getaddrinfo", nobody_knows)
 
@@ -420,6 +422,7 @@ def unknown_hosts(monkeypatch: pytest.MonkeyPatch) -> None:
         ("STORE_NODE", "nobody.invalid:7000", "the host 'nobody.invalid' cannot be found"),
         ("ADMIN_BIND", "nobody.invalid:0", "the host 'nobody.invalid' cannot be found"),
         ("ROUTER_HOST", "nobody.invalid", "the host 'nobody.invalid' cannot be found"),
+        ("ROUTER_DECODE", "http://nobody.invalid:8000", "the host 'nobody.invalid' cannot be found"),
         ("TRANSFER_BIND", "nobody.invalid:0", "the host 'nobody.invalid' cannot be found"),
         ("CLUSTER_STORE", "etcd://127.0.0.1:2379", "transfer.cluster_secret_file"),
     ],

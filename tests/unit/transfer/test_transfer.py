@@ -158,7 +158,7 @@ async def test_await_does_not_pass_for_success_while_the_transfer_goes_on(hangin
     with pytest.raises(DeadlineExceededError, match="goes on"):
         await transfer
     transfer.cancel()
-    assert transfer.wait(30.0)
+    assert transfer.wait(25.0)
 
 
 async def test_wait_async_gives_up_after_its_timeout(hanging):
@@ -166,7 +166,7 @@ async def test_wait_async_gives_up_after_its_timeout(hanging):
     assert await transfer.wait_async(0.05) is False
     assert not transfer.settled
     transfer.cancel()
-    assert await transfer.wait_async(30.0) is True
+    assert await transfer.wait_async(25.0) is True
 
 
 async def test_cancelling_the_waiting_task_leaves_the_transfer_alone(hanging):
@@ -178,7 +178,7 @@ async def test_cancelling_the_waiting_task_leaves_the_transfer_alone(hanging):
         await task
     assert not transfer.settled
     transfer.cancel()
-    assert transfer.wait(30.0)
+    assert transfer.wait(25.0)
 
 
 def test_wait_gives_up_after_its_timeout(hanging):

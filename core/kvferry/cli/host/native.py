@@ -55,15 +55,15 @@ def check_settings(start: Callable[[TransferOptions], None] = try_engine) -> Che
         config = load_config()
     except ConfigError as error:
         return Check("settings", Level.ERROR, str(error), "kvferry config --schema")
+    wrong = problems(config)
+    if wrong:
+        return Check("settings", Level.ERROR, "; ".join(wrong), "correct them; see kvferry config --explain")
     try:
         start(config.transfer)
     except ImportError:
         return Check("settings", Level.OK, explain_changes(config))  # `check_native` reports it
     except KVFerryError as error:
         return _refused(config, error)
-    wrong = problems(config)
-    if wrong:
-        return Check("settings", Level.ERROR, "; ".join(wrong), "correct them; see kvferry config --explain")
     return Check("settings", Level.OK, explain_changes(config))
 
 

@@ -41,9 +41,10 @@ def _checks(config: Config) -> Iterator[Callable[[], object]]:
     for key, text in (("admin.bind", config.admin.bind), ("store.node", config.store.node)):
         yield partial(_find, config, key, resolve_address, text)
     yield partial(_find, config, "router.host", resolve_host, config.router.host)
-    yield partial(check_cluster_store, config.cluster, config.transfer.cluster_secret)
-    if config.cluster.store.startswith(("etcd://", "etcds://")):
-        yield partial(_etcd, config)
+    for name in ("prefill", "decode", "encode"):
+        for url in getattr(config.router, name):
+            yield partial(_find, config, f"router.{name}", resolve_host, urlsplit(url).hostname or "")
+    yield partial(_cluster, config)
 
 
 def _read(config: Config, key: str, path: str) -> None:
@@ -62,7 +63,10 @@ def _find(config: Config, key: str, look_up: Callable[[str], str], text: str) ->
         raise ConfigError(f"{key} (from {_source(config, key)}): {error}") from error
 
 
-def _etcd(config: Config) -> None:
+def _cluster(config: Config) -> None:
+    check_cluster_store(config.cluster, config.transfer.cluster_secret)
+    if not config.cluster.store.startswith(("etcd://", "etcds://")):
+        return
     for url in parse_endpoints(config.cluster.store):
         _find(config, "cluster.store", resolve_host, urlsplit(url).hostname or "")
 
