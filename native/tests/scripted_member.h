@@ -189,7 +189,7 @@ class HeldUp {
     state_ = std::make_shared<State>();
     node.on_heard([state = state_](const NodeId&) {
       state->held = true;
-      (void)soon([&] { return state->over.load(); });
+      EXPECT_TRUE(soon([&] { return state->over.load(); })) << "held up for longer than the test may take";
     });
     stranger_.join(member);
     EXPECT_TRUE(soon([&] { return state_->held.load(); }));

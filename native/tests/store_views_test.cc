@@ -150,5 +150,34 @@ TEST_F(StoreViewsLeave, OneThatHasLeftRemovesWhatItWasNotToldOf) {
   EXPECT_EQ(new_.get(key).status().code(), Code::kNotFound);
 }
 
+// One that is attached and no member did not answer once: nobody waits for it again before it says something, and it is
+// told all the same.
+TEST(StoreStrangers, WhoWasSlowOnceIsStillTold) {
+  struct Heard {
+    std::atomic<bool> slow{true};
+    std::mutex mutex;
+    std::vector<ObjectId> ids;  // guarded by mutex
+  } heard;
+  TestCluster cluster(1);
+  testing::ScriptedMember stranger;
+  stranger.on_drop = [&heard](const Drop& drop) {
+    (void)soon([&] { return !heard.slow.load(); });
+    const std::lock_guard lock(heard.mutex);
+    heard.ids.insert(heard.ids.end(), drop.ids.begin(), drop.ids.end());
+  };
+  stranger.join(cluster.member(0));
+  TestClient client;
+  client.know(cluster.living());
+  ASSERT_TRUE(client.put(cluster.member(0), "first", "value").status.ok());
+  ASSERT_TRUE(client.put(cluster.member(0), "second", "value").status.ok());
+  EXPECT_EQ(client.remove("first").code(), Code::kUnavailable);
+  EXPECT_TRUE(client.remove("second").ok());
+  heard.slow = false;
+  EXPECT_TRUE(soon([&] {
+    const std::lock_guard lock(heard.mutex);
+    return std::ranges::find(heard.ids, TestClient::id_of("second")) != heard.ids.end();
+  }));
+}
+
 }  // namespace
 }  // namespace kvferry::store

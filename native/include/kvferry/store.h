@@ -96,7 +96,8 @@ class KVFERRY_API Node {
   // Until the first call the node is alone. The members that it had are told first that it knows others from now on:
   // waits for those that do not answer, at most for suspect_after.
   virtual void set_members(std::uint64_t view, std::vector<Member> members) = 0;
-  // A member whose connection broke or that does not answer: called once per incident, from a thread of the node's.
+  // A member whose connection broke or that does not answer: called once per incident, from a thread of the node's or
+  // the one that is in set_members(), which must not be called from here.
   virtual void on_suspect(std::function<void(const NodeId&)> callback) = 0;
   // A node of this cluster, by its secret and its name, that has asked this one something and is not among the members,
   // some times a second while that is so: whoever took it for dead may be wrong. From a thread of the node's.

@@ -53,7 +53,8 @@ void Announcer::view_will_change(const ClusterView& before, const std::vector<Me
   for (auto& one : asked) {
     const Status answered = one.call ? one.call->finish().status() : Status();
     const bool stays = std::ranges::find(members, one.link->member.node_id, &Member::node_id) != members.end();
-    if (!answered.ok() && stays) core_.cluster->suspect(one.link, one.handle, answered);
+    const bool silent = answered.code() == Code::kPeerLost || answered.code() == Code::kDeadlineExceeded;
+    if (silent && stays) core_.cluster->suspect(one.link, one.handle, answered);
   }
 }
 

@@ -408,6 +408,7 @@ Status Cluster::connect(const std::shared_ptr<MemberLink>& link) {
   attach.who = Attach::Who::kNode;
   attach.home = options_.self.node_id;
   attach.default_replicas = options_.default_replicas;
+  if (callbacks_.on_attaching) callbacks_.on_attaching(peer->handle(), node);
   const auto admitted = rpc_.call(peer->handle(), attach, deadline_in(kConnectTimeout));
   if (!admitted.ok()) {
     peer->close();

@@ -93,7 +93,9 @@ class Cluster {
   struct Callbacks {
     std::function<void(const std::shared_ptr<MemberLink>&)> on_up;  // connected and admitted: tell it all that it owns
     std::function<void(const NodeId&)> on_suspect;                  // once per incident
-    std::function<void(const NodeId&)> on_heard;                    // of a node that is not among the members
+    // Connected, and about to ask to be admitted: from then on that one may ask us.
+    std::function<void(std::uint64_t handle, const NodeId&)> on_attaching;
+    std::function<void(const NodeId&)> on_heard;   // of a node that is not among the members
     std::function<void(const NodeId&)> on_missed;  // this node stood still, and goes on without having heard of it
   };
 

@@ -138,9 +138,13 @@ Result<Reserved> LocalStoreImpl::reserve(Session session, const NewObject& objec
     return reserved;
   }
   KVF_ASSIGN_OR_RETURN(reserved.places, make_room(lock, object.bytes, deadline, Purpose::kPut));
+  const std::uint64_t waiting = ArenaSet::rounded(object.bytes);
+  slotless_bytes_ += waiting;
   auto slot = make_slot(lock, deadline);
+  slotless_bytes_ -= waiting;
   if (!slot.ok()) {
     memory_.give_back(reserved.places, object.bytes);
+    room_changed();
     return slot.status();
   }
   reserved.put =

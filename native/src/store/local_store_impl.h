@@ -194,6 +194,7 @@ class LocalStoreImpl final : public LocalStore {
   std::uint64_t most_batch_bytes_ = 16u << 20;  // less while the disk takes long for one
   std::uint64_t room_changes_ = 0;              // grows whenever there may be room, or more that can go
   std::uint64_t loading_bytes_ = 0;             // memory for objects that are being read in
+  std::uint64_t slotless_bytes_ = 0;            // memory of puts that wait for a slot
   int full_rounds_ = 0;                         // in which the log took nothing for want of room
   std::unordered_map<ObjectId, std::optional<LogPlace>> appending_;  // and where the log moved them meanwhile
   std::unordered_set<ObjectId> loading_;

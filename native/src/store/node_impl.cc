@@ -91,7 +91,9 @@ Status NodeImpl::open() {
       *core_.rpc, core_.pulse,
       Cluster::Options{core_.self, core_.options.cluster, core_.options.default_replicas, core_.options.suspect_after},
       Cluster::Callbacks{[this](const std::shared_ptr<MemberLink>& link) { service_.member_up(link); },
-                         [this](const NodeId& node) { suspected(node); }, [this](const NodeId& node) { heard(node); },
+                         [this](const NodeId& node) { suspected(node); },
+                         [this](std::uint64_t handle, const NodeId& node) { service_.attaching(handle, node); },
+                         [this](const NodeId& node) { heard(node); },
                          [this](const NodeId& node) { service_.missed(node); }});
   KVF_RETURN_IF_ERROR(core_.pulse.start(core_.index_memory, [this] { service_.stood_still(); }));
   KVF_RETURN_IF_ERROR(service_.start());

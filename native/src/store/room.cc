@@ -72,6 +72,11 @@ Result<Slot> LocalStoreImpl::make_slot(Lock& lock, Deadline deadline) {
     const Slot on_ssd = table_->ssd_objects() > 0 ? table_->ssd_victim(only_on_ssd) : kNoSlot;
     const Slot slot = on_ssd != kNoSlot ? on_ssd : next_victim();
     if (slot == kNoSlot && wait_for_log(lock, deadline)) continue;
+    if (closed_) return {Code::kUnavailable, "the node's store is closed"};
+    if (slot == kNoSlot && expired(deadline) && !appending_.empty() && !nothing_moves()) {
+      return {Code::kDeadlineExceeded, "the node holds as many objects as it may (max_objects), and some of them are " +
+                                           std::string("still on their way to the SSD")};
+    }
     if (slot == kNoSlot) break;
     counters_.add(on_ssd != kNoSlot ? StoreCounters::kSsdEvicted : StoreCounters::kEvicted);
     counters_.add(StoreCounters::kEvictedInPut);
@@ -98,13 +103,14 @@ std::uint64_t LocalStoreImpl::pinned_bytes() const {
 // Whether the bytes would be there if all went that is not in use; where that takes time, also what is being put or
 // loaded, which can go next.
 bool LocalStoreImpl::could_fit(std::uint64_t bytes) const {
-  const std::uint64_t soon = tiers() ? puts_.reserved_bytes() + loading_bytes_ : 0;
+  const std::uint64_t soon = tiers() ? puts_.reserved_bytes() + loading_bytes_ + slotless_bytes_ : 0;
   return ArenaSet::rounded(bytes) <= memory_.arenas().free_bytes() + table_->dram_bytes() - pinned_bytes() + soon;
 }
 
 // Else waiting helps only if readers end, which nobody can promise: there is enough memory free, in too many pieces.
 bool LocalStoreImpl::more_may_leave() const {
-  return table_->dram_bytes() > pinned_bytes() || puts_.reserved_bytes() > 0 || loading_bytes_ > 0;
+  return table_->dram_bytes() > pinned_bytes() || puts_.reserved_bytes() > 0 || loading_bytes_ > 0 ||
+         slotless_bytes_ > 0;
 }
 
 Slot LocalStoreImpl::next_victim() {

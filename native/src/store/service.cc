@@ -154,6 +154,7 @@ bool Service::await_pulse(bool wait) {
 Result<std::optional<Bytes>> Service::dispatch(const Asker& asker, const MessageHeader& header, ByteView body,
                                                bool wait) {
   settle_quick_puts();
+  if (some_silent_.load(std::memory_order_relaxed)) heard_of(asker.peer);
   if (const Status may = may_ask(asker, header.type); !may.ok()) {
     return std::optional<Bytes>(encode_refusal(header, may));
   }
@@ -297,8 +298,9 @@ bool Service::take_members(std::uint64_t number, std::vector<Member> members) {
   return true;
 }
 
+void Service::attaching(std::uint64_t handle, const NodeId& node) { core_.sessions->adopt(handle, node); }
+
 void Service::member_up(const std::shared_ptr<MemberLink>& link) {
-  core_.sessions->adopt(link->handle.load(), link->member.node_id);
   announcer_.member_up(link);
   caretaker_.wake();
 }

@@ -2,6 +2,7 @@
 // Thread-safe.
 #pragma once
 
+#include <atomic>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -31,6 +32,7 @@ class Service final : public Handler {
   Result<Bytes> serve(const SessionInfo& who, ByteView request);
 
   bool set_members(std::uint64_t view, std::vector<Member> members);
+  void attaching(std::uint64_t handle, const NodeId& node);
   void member_up(const std::shared_ptr<MemberLink>& link);
   void stood_still();                 // or was given up
   void missed(const NodeId& member);  // it was not heard of since
@@ -95,21 +97,23 @@ class Service final : public Handler {
   bool take_members(std::uint64_t number, std::vector<Member> members);
   Status admit(const Attach& attach) const;
   void admit_node(const NodeId& node);
-  std::vector<Status> remove_everywhere(const std::vector<ObjectId>& ids);
+  std::vector<Status> remove_everywhere(const std::vector<ObjectId>& ids, bool alone);
   void keep(const NodeId& owner, const Removed& removed);
   void own(const Removed& removed);
   using ByHolder = std::map<NodeId, std::vector<std::size_t>>;  // places of ids
   ByHolder take_out(const ClusterView& view, const std::vector<ObjectId>& ids);
-  void add_dropping_locked(const std::vector<ObjectId>& ids, const ByHolder& by_holder);
-  // Of ids that were added before; takes them out again.
-  std::vector<Status> drop_at(const ClusterView& view, const std::vector<ObjectId>& ids, const ByHolder& by_holder);
   void end_dropping(const std::vector<ObjectId>& ids, const ByHolder& by_holder);
   struct Stranger {  // attached as a node, and no member, not yet or not any more
     NodeId node;
     std::uint64_t peer = 0;
     RpcEndpoint::Call<Drop> call;
   };
+  // Of ids that were noted in dropping_ before; takes them out of it again.
+  std::vector<Status> drop_at(const ClusterView& view, const std::vector<ObjectId>& ids, const ByHolder& by_holder,
+                              std::vector<Stranger> strangers);
   std::vector<Stranger> ask_strangers(const ClusterView& view, const std::vector<ObjectId>& ids);
+  std::set<std::uint64_t> silent_ones();
+  void heard_of(std::uint64_t peer);
   std::vector<NodeId> silent(std::vector<Stranger>& asked);
   void did_not_hear(const NodeId& holder);
   void drop_here(const ObjectId& id);
@@ -136,6 +140,7 @@ class Service final : public Handler {
   std::mutex dropping_mutex_;
   std::unordered_multimap<ObjectId, NodeId> dropping_;  // guarded by dropping_mutex_, as is what follows
   std::set<std::uint64_t> silent_;                      // connections of strangers that did not answer
+  std::atomic<bool> some_silent_{false};                // whether there are any
   std::mutex quick_mutex_;
   bool members_change_ = false;  // guarded by quick_mutex_
 };

@@ -52,35 +52,39 @@ void Service::own(const Removed& removed) {
   const Clock::time_point now = Clock::now();
   std::vector<ObjectId> ids;
   ByHolder by_holder;
-  std::unique_lock lock(dropping_mutex_);
   for (const Removed::Item& item : removed.items) {
     // It took its time to come. What was put then is rather kept.
     const Clock::time_point when = now - item.ago - core_.cluster->patience();
     const auto put = core_.put_again.find(item.id);
     if (!item.again && put && *put > when) continue;
+    const std::lock_guard lock(dropping_mutex_);
     const auto holders = core_.directory.take_over({item.id, when, item.again}, [&] { drop_here(item.id); });
     if (!holders) continue;
-    for (const HolderIndex holder : *holders) by_holder[core_.names.node(holder)].push_back(ids.size());
+    for (const HolderIndex holder : *holders) {
+      by_holder[core_.names.node(holder)].push_back(ids.size());
+      dropping_.emplace(item.id, core_.names.node(holder));
+    }
     ids.push_back(item.id);
   }
-  add_dropping_locked(ids, by_holder);
-  lock.unlock();
-  (void)drop_at(*view, ids, by_holder);
-  if (!ids.empty()) removals_.tell_soon();
+  if (ids.empty()) return;
+  (void)drop_at(*view, ids, by_holder, ask_strangers(*view, ids));
+  removals_.tell_soon();
 }
 
 Service::Answered<Remove> Service::on(const Asker&, const Remove& remove, Wait wait) {
   const auto view = core_.cluster->view();
   const bool alone = view->members.size() == 1 && view->has_self && core_.sessions->nodes() == 0;
   if (!wait && !alone) return std::nullopt;
-  return Result<Statuses>(Statuses{remove_everywhere(remove.ids)});
+  return Result<Statuses>(Statuses{remove_everywhere(remove.ids, alone)});
 }
 
-std::vector<Status> Service::remove_everywhere(const std::vector<ObjectId>& ids) {
+// `alone`: nobody else is attached, so that there is nobody to wait for.
+std::vector<Status> Service::remove_everywhere(const std::vector<ObjectId>& ids, bool alone) {
   const auto view = core_.cluster->view();
   const ByHolder by_holder = take_out(*view, ids);
+  for (const ObjectId& id : ids) drop_here(id);
   core_.counters.add(NodeCounters::kRemoved, ids.size());
-  auto dropped = drop_at(*view, ids, by_holder);
+  auto dropped = drop_at(*view, ids, by_holder, alone ? std::vector<Stranger>() : ask_strangers(*view, ids));
   removals_.tell();
   // Whoever announced it anew before it was told may have dropped that, too.
   std::vector<ObjectId> doubtful;
@@ -89,7 +93,7 @@ std::vector<Status> Service::remove_everywhere(const std::vector<ObjectId>& ids)
   return dropped;
 }
 
-// From here, and from the directory. Who must drop them now; also those whom somebody else has just told to, and who
+// From the directory. Who must drop them now; also those whom somebody else has just told to, and who
 // have not answered yet: this removal must not be answered before they have.
 Service::ByHolder Service::take_out(const ClusterView& view, const std::vector<ObjectId>& ids) {
   const Clock::time_point now = Clock::now();
@@ -98,7 +102,6 @@ Service::ByHolder Service::take_out(const ClusterView& view, const std::vector<O
   for (std::size_t i = 0; i < ids.size(); ++i) {
     const bool sure = core_.is_authoritative(view, ids[i]);
     const auto [holders, again] = core_.directory.remove(ids[i], now);
-    drop_here(ids[i]);
     for (const HolderIndex holder : holders) by_holder[core_.names.node(holder)].push_back(i);
     const auto [first, last] = dropping_.equal_range(ids[i]);
     for (auto one = first; one != last; ++one) by_holder[one->second].push_back(i);
@@ -112,14 +115,10 @@ Service::ByHolder Service::take_out(const ClusterView& view, const std::vector<O
     const auto twice = std::ranges::unique(places);  // in order
     places.erase(twice.begin(), twice.end());
   }
-  add_dropping_locked(ids, by_holder);
-  return by_holder;
-}
-
-void Service::add_dropping_locked(const std::vector<ObjectId>& ids, const ByHolder& by_holder) {
   for (const auto& [holder, places] : by_holder) {
     for (const std::size_t i : places) dropping_.emplace(ids[i], holder);
   }
+  return by_holder;
 }
 
 void Service::end_dropping(const std::vector<ObjectId>& ids, const ByHolder& by_holder) {
@@ -134,7 +133,7 @@ void Service::end_dropping(const std::vector<ObjectId>& ids, const ByHolder& by_
 }
 
 std::vector<Status> Service::drop_at(const ClusterView& view, const std::vector<ObjectId>& ids,
-                                     const ByHolder& by_holder) {
+                                     const ByHolder& by_holder, std::vector<Stranger> strangers) {
   std::vector<std::pair<const std::vector<std::size_t>*, Cluster::Asked<Drop>>> asked;
   for (const auto& [holder, places] : by_holder) {
     const auto link = view.find(holder);
@@ -143,7 +142,6 @@ std::vector<Status> Service::drop_at(const ClusterView& view, const std::vector<
     for (const std::size_t i : places) drop.ids.push_back(ids[i]);
     asked.emplace_back(&places, core_.cluster->ask(link, drop, deadline_in(kRemoveTimeout)));
   }
-  auto strangers = ask_strangers(view, ids);
   std::vector<std::string> missed(ids.size());
   const auto note = [&](const NodeId& node, std::size_t i) {
     missed[i] += (missed[i].empty() ? "" : ", ") + node.to_string();
@@ -170,22 +168,38 @@ std::vector<Status> Service::drop_at(const ClusterView& view, const std::vector<
 std::vector<Service::Stranger> Service::ask_strangers(const ClusterView& view, const std::vector<ObjectId>& ids) {
   std::vector<Stranger> asked;
   const Deadline limit = deadline_in(core_.cluster->patience());
-  const std::lock_guard lock(dropping_mutex_);
-  std::set<std::uint64_t> silent;
+  const std::set<std::uint64_t> known = silent_ones();
   for (const auto& [node, peer] : core_.sessions->made_by_nodes()) {
     if (view.find(node)) continue;
-    if (silent_.contains(peer)) {
-      silent.insert(peer);
+    if (known.contains(peer)) {
+      core_.rpc->owe(peer, Drop{ids});  // it may only be slow
     } else {
       asked.push_back({node, peer, core_.rpc->start(peer, Drop{ids}, limit)});
     }
   }
-  silent_ = std::move(silent);
   return asked;
 }
 
-// Those that did not hear it. They are given up, and not asked again over that connection: like a member that is given
-// up, each sees that this node has ended its own, or that it stood still.
+// Those of which nothing was heard since they did not answer, and which are attached still.
+std::set<std::uint64_t> Service::silent_ones() {
+  if (!some_silent_.load(std::memory_order_relaxed)) return {};
+  const auto attached = core_.sessions->made_by_nodes();
+  const std::lock_guard lock(dropping_mutex_);
+  std::erase_if(silent_, [&](std::uint64_t peer) {
+    return std::ranges::find(attached, peer, &std::pair<NodeId, std::uint64_t>::second) == attached.end();
+  });
+  some_silent_.store(!silent_.empty(), std::memory_order_relaxed);
+  return silent_;
+}
+
+void Service::heard_of(std::uint64_t peer) {
+  const std::lock_guard lock(dropping_mutex_);
+  silent_.erase(peer);
+  some_silent_.store(!silent_.empty(), std::memory_order_relaxed);
+}
+
+// Those that did not hear it. Whoever says nothing at all is told, but not waited for again, until something is heard
+// of it: like a member that is given up, it sees that this node has ended its own connection, or that it stood still.
 std::vector<NodeId> Service::silent(std::vector<Stranger>& asked) {
   std::vector<NodeId> out;
   for (Stranger& stranger : asked) {
@@ -193,8 +207,10 @@ std::vector<NodeId> Service::silent(std::vector<Stranger>& asked) {
     if (heard.ok() || heard.code() == Code::kPeerLost) continue;  // lost: it has ended
     did_not_hear(stranger.node);
     out.push_back(stranger.node);
+    if (heard.code() != Code::kDeadlineExceeded) continue;
     const std::lock_guard lock(dropping_mutex_);
     silent_.insert(stranger.peer);
+    some_silent_.store(true, std::memory_order_relaxed);
   }
   return out;
 }

@@ -43,7 +43,6 @@ Result<SessionInfo> Sessions::attach(std::uint64_t peer, const Attach& attach, b
 }
 
 void Sessions::adopt(std::uint64_t peer, const NodeId& node) {
-  if (peer == 0) return;  // lost again
   const std::lock_guard lock(mutex_);
   SessionInfo session;
   session.id = ++last_;
