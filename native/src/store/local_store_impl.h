@@ -80,6 +80,7 @@ class LocalStoreImpl final : public LocalStore {
   Result<std::vector<Place>> make_room(Lock& lock, std::uint64_t bytes, Deadline deadline, Purpose purpose);
   std::optional<std::vector<Place>> take_room(std::uint64_t bytes, Purpose purpose);
   Result<Slot> make_slot(Lock& lock, Deadline deadline);
+  Status no_slot(Deadline deadline);
   std::uint64_t pinned_bytes() const;
   bool could_fit(std::uint64_t bytes) const;
   bool more_may_leave() const;

@@ -72,21 +72,25 @@ Result<Slot> LocalStoreImpl::make_slot(Lock& lock, Deadline deadline) {
     const Slot on_ssd = table_->ssd_objects() > 0 ? table_->ssd_victim(only_on_ssd) : kNoSlot;
     const Slot slot = on_ssd != kNoSlot ? on_ssd : next_victim();
     if (slot == kNoSlot && wait_for_log(lock, deadline)) continue;
-    if (closed_) return {Code::kUnavailable, "the node's store is closed"};
-    if (slot == kNoSlot && expired(deadline) && !appending_.empty() && !nothing_moves()) {
-      return {Code::kDeadlineExceeded, "the node holds as many objects as it may (max_objects), and some of them are " +
-                                           std::string("still on their way to the SSD")};
-    }
     if (slot == kNoSlot) break;
     counters_.add(on_ssd != kNoSlot ? StoreCounters::kSsdEvicted : StoreCounters::kEvicted);
     counters_.add(StoreCounters::kEvictedInPut);
     retire({give_up(slot)});
     call_for_upkeep(!dropped_.empty());
   }
+  return no_slot(deadline);
+}
+
+// Why there is none. What will be free when the disk is done may be asked for again.
+Status LocalStoreImpl::no_slot(Deadline deadline) {
+  if (closed_) return {Code::kUnavailable, "the node's store is closed"};
+  const std::string holds = "the node holds " + std::to_string(table_->objects()) + " objects and has " +
+                            std::to_string(puts_.size()) + " puts under way, as many as it may (max_objects); ";
+  if (expired(deadline) && !appending_.empty() && !nothing_moves()) {
+    return {Code::kDeadlineExceeded, holds + "some are still on their way to the SSD"};
+  }
   counters_.add(StoreCounters::kPutsRefused);
-  return {Code::kResourceExhausted, "the node holds " + std::to_string(table_->objects()) + " objects and has " +
-                                        std::to_string(puts_.size()) +
-                                        " puts under way, as many as it may (max_objects); all are in use: try again"};
+  return {Code::kResourceExhausted, holds + "all are in use: try again"};
 }
 
 // Memory of objects that are in use. What is being written to SSD is held by the node itself, and will be free soon.
