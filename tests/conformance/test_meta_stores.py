@@ -53,12 +53,15 @@ class TestEmbedded(MetaStoreConformance):
             assert [event.entry for event in batch.events] == [None]
         assert store.list("") == ()
 
-    @pytest.mark.parametrize("mode", [0o750, 0o707, 0o777])
-    def test_a_directory_that_others_can_use_is_refused(self, tmp_path: Path, mode: int) -> None:
+    @pytest.mark.parametrize(
+        ("mode", "advice"),
+        [(0o750, "chmod 700"), (0o707, "a folder of your own"), (0o1777, "a folder of your own")],
+    )
+    def test_a_directory_that_others_can_use_is_refused(self, tmp_path: Path, mode: int, advice: str) -> None:
         folder = tmp_path / "run"
         folder.mkdir()
         folder.chmod(mode)
-        with pytest.raises(AccessDeniedError, match="chmod 700"):
+        with pytest.raises(AccessDeniedError, match=advice):
             open_store(ClusterOptions(directory=str(folder)), "")
 
     def test_a_link_is_refused(self, tmp_path: Path) -> None:
