@@ -15,6 +15,7 @@ from benchmarks.transfer_bench.sides import Ours as EngineOurs
 from benchmarks.transfer_bench.sides import Target, raw_streams
 
 BATCH = Case(64 << 10, 64)
+BATCHES = (BATCH, Case(64 << 10, 256))
 OPS = {"get": "read", "put": "write"}
 LENGTH = 64 << 20
 LINK_BURST_S = 0.1  # TCP loses a packet now and then and waits: the median is of many operations
@@ -41,11 +42,13 @@ def batches(
     ours: Ours, engine: EngineSide, rounds: int, seconds: float = BURST_S, over: str = ""
 ) -> Iterator[Row]:
     """Many values in one call. `over`: the link, if it is not plain loopback."""
-    ours.prepare(BATCH)
-    for op, call in (("get", "get_many_into"), ("put", "put_many")):
-        took = in_turns([ours, engine], op, rounds, seconds)
-        mine, theirs = (BATCH.bytes / took[side.name] / 1e9 for side in (ours, engine))
-        yield Row(f"remote {call}", BATCH.name + over, mine, "GB/s", engine.name, theirs, ">= 0.85")
+    for case in BATCHES:
+        ours.prepare(case)
+        engine.prepare(case)
+        for op, call in (("get", "get_many_into"), ("put", "put_many")):
+            took = in_turns([ours, engine], op, rounds, seconds)
+            mine, theirs = (case.bytes / took[side.name] / 1e9 for side in (ours, engine))
+            yield Row(f"remote {call}", case.name + over, mine, "GB/s", engine.name, theirs, ">= 0.85")
 
 
 def small(ours: Ours, target: Target, rounds: int, stack: contextlib.ExitStack) -> Iterator[Row]:
