@@ -60,6 +60,13 @@ class StoreViewsJoin : public StoreViews {
     cluster_.tell();
     ASSERT_TRUE(cluster_.settle());
   }
+  // Everywhere, at once and when all know the same members.
+  void expect_gone_after_remove(TestClient& remover) {
+    ASSERT_TRUE(remover.remove(key_).ok());
+    EXPECT_EQ(cluster_.holders(key_), 0u);
+    all_agree();
+    EXPECT_EQ(cluster_.holders(key_), 0u);
+  }
   TestClient old_, new_;
   std::string key_;
 };
@@ -71,26 +78,17 @@ TEST_F(StoreViewsJoin, WhatWasPutUnderANewOwnerIsFoundByWhoeverAsksTheOldOne) {
 
 TEST_F(StoreViewsJoin, WhatWasPutUnderANewOwnerIsRemovedByTheOldOne) {
   ASSERT_TRUE(new_.put(cluster_.member(kAware), key_, "value").status.ok());
-  ASSERT_TRUE(old_.remove(key_).ok());
-  EXPECT_EQ(cluster_.holders(key_), 0u);
-  all_agree();
-  EXPECT_EQ(cluster_.holders(key_), 0u);
+  expect_gone_after_remove(old_);
 }
 
 TEST_F(StoreViewsJoin, WhatTheNewOneHoldsItselfIsRemovedByTheOldOwner) {
   ASSERT_TRUE(new_.put(cluster_.member(kNew), key_, "value").status.ok());
-  ASSERT_TRUE(old_.remove(key_).ok());
-  EXPECT_EQ(cluster_.holders(key_), 0u);
-  all_agree();
-  EXPECT_EQ(cluster_.holders(key_), 0u);
+  expect_gone_after_remove(old_);
 }
 
 TEST_F(StoreViewsJoin, WhatWasPutUnderTheOldOwnerIsRemovedByTheNewOne) {
   ASSERT_TRUE(old_.put(cluster_.member(kUnaware), key_, "value").status.ok());
-  ASSERT_TRUE(new_.remove(key_).ok());
-  EXPECT_EQ(cluster_.holders(key_), 0u);
-  all_agree();
-  EXPECT_EQ(cluster_.holders(key_), 0u);
+  expect_gone_after_remove(new_);
 }
 
 // One that was drained leaves: the others have heard of it, and it runs on, with clients of its own. The thread by

@@ -15,8 +15,7 @@ import pytest
 from engines.engine_lab import Lab, LabEngine, Params
 from engines.harness import model_folder
 from engines.vllm_inprocess.prompts import BLOCK, MAX_TOKENS, numbered, tokens_of
-from engines.vllm_inprocess.test_shapes import FAILED, HITS, LOADED, POOL
-from engines.vllm_inprocess.test_streaming import Router
+from engines.vllm_inprocess.test_shapes import FAILED, HITS, POOL, ask_both
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(600)]
 
@@ -66,21 +65,9 @@ def test_layers_of_a_draft_are_handed_off_and_pooled(
         assert answers_and_guesses(decode, asked, prefill.prefill(asked)) == alone
         moved = decode.metric("kvferry_handoff_loaded_bytes_total|shm")
         assert moved == len(asked) * -(-150 // BLOCK) * LAYERS[kind] * LAYER_BYTES
-        at_once(prefill, decode, numbered(2, 700, seed=1))
+        ask_both(prefill, decode, numbered(2, 700, seed=1))
         pooled(prefill, decode)
         assert decode.metric(FAILED) == 0
-
-
-def at_once(prefill: LabEngine, decode: LabEngine, asked: list[list[int]]) -> None:
-    """Prompts that both get at the same time, prefilled in chunks, are read at their end."""
-    alone = tokens_of(decode.run(asked, MAX_TOKENS))
-    router = Router(prefill, decode)
-    assert decode.call("forget_prefixes")
-    before = decode.metric(LOADED)
-    ids = [router.send(prompt) for prompt in asked]
-    assert tokens_of(decode.wait([here for _, here in ids])) == alone
-    prefill.wait([there for there, _ in ids])
-    assert decode.metric(LOADED) - before == len(asked)
 
 
 def pooled(engine: LabEngine, other: LabEngine) -> None:

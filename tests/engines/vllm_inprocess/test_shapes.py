@@ -67,6 +67,33 @@ def test_hybrid_model_moves_only_what_its_windows_hold(lab: Lab, dtype: str) -> 
         assert 0 < per_block < _bytes_of_a_block(dtype), "blocks outside the window were moved"
 
 
+def ask_both(prefill: LabEngine, decode: LabEngine, asked: list[list[int]]) -> None:
+    """Prompts that both get at the same time, prefilled in chunks, are read at their end."""
+    alone = tokens_of(decode.run(asked, MAX_TOKENS))
+    router = Router(prefill, decode)
+    assert decode.call("forget_prefixes")
+    before = decode.metric(LOADED)
+    ids = [router.send(prompt) for prompt in asked]
+    assert tokens_of(decode.wait([here for _, here in ids])) == alone
+    prefill.wait([there for there, _ in ids])
+    assert decode.metric(LOADED) - before == len(asked)
+
+
+def take_and_pool(giver: LabEngine, taker: LabEngine, asked: list[list[int]], loads: int = 1) -> None:
+    """Prompts that are handed off, which is `loads` loads for each, and then found in the taker's pool."""
+    expected = tokens_of(giver.run(asked, MAX_TOKENS))
+    params = giver.prefill(asked)
+    before = taker.metric(LOADED)
+    assert tokens_of(taker.run(asked, MAX_TOKENS, params)) == expected
+    assert taker.metric(LOADED) - before == loads * len(asked)
+    taker.all_blocks_free()
+    assert taker.call("forget_prefixes")
+    before = taker.metric(HITS)
+    assert tokens_of(taker.run(asked, MAX_TOKENS)) == expected
+    assert taker.metric(HITS) - before == sum(len(one) // BLOCK * BLOCK for one in asked)
+    giver.all_blocks_free()
+
+
 def _bytes_of_a_block(dtype: str) -> int:
     """Of one group of the `sliding` model: layers, K and V, heads, tokens, head dim, bytes."""
     return 2 * 2 * 4 * BLOCK * 64 * {"float32": 4, "bfloat16": 2}[dtype]
@@ -134,14 +161,7 @@ def test_prompts_that_both_engines_get_at_once_are_read_at_their_end(lab: Lab, s
         lab.engine("kv_producer", tensor_parallel_size=ranks, **both) as prefill,
         lab.engine("kv_consumer", **both) as decode,
     ):
-        alone = tokens_of(decode.run(asked, MAX_TOKENS))
-        router = Router(prefill, decode)
-        assert decode.call("forget_prefixes")
-        before = decode.metric(LOADED)
-        ids = [router.send(prompt) for prompt in asked]
-        assert tokens_of(decode.wait([here for _, here in ids])) == alone
-        prefill.wait([there for there, _ in ids])
-        assert decode.metric(LOADED) - before == len(asked)
+        ask_both(prefill, decode, asked)
         assert decode.metric(FAILED) == 0
         decode.all_blocks_free()
         prefill.all_blocks_free()
@@ -165,17 +185,7 @@ def test_layers_side_by_side(lab: Lab, tmp_path: Path, extent: Any, model: str) 
         assert "Using BLHNC KV cache layout" in blocks.log.read_text(errors="replace")
         hand_off(blocks, layers, [*numbered(2, 150), *numbered(1, 700)])
         asked = numbered(2, 150, seed=1)
-        expected = tokens_of(layers.run(asked, MAX_TOKENS))
-        params = layers.prefill(asked)
-        before = blocks.metric(LOADED)
-        assert tokens_of(blocks.run(asked, MAX_TOKENS, params)) == expected
-        assert blocks.metric(LOADED) - before == len(asked)
-        blocks.all_blocks_free()
-        assert blocks.call("forget_prefixes")
-        before = blocks.metric(HITS)
-        assert tokens_of(blocks.run(asked, MAX_TOKENS)) == expected
-        assert blocks.metric(HITS) - before == len(asked) * (150 // BLOCK * BLOCK)
-        layers.all_blocks_free()
+        take_and_pool(layers, blocks, asked)
 
 
 @pytest.mark.slow
@@ -332,14 +342,4 @@ def test_pipeline_parallel(lab: Lab, tmp_path: Path, extent: Any) -> None:
         assert len(params["kvferry"]["node_ids"]) == 2
         whole.run(numbered(1, 40), 1, [params])
         hand_off(staged, whole, asked)
-        expected = tokens_of(whole.run(others, MAX_TOKENS))
-        params = whole.prefill(others)
-        before = staged.metric(LOADED)
-        assert tokens_of(staged.run(others, MAX_TOKENS, params)) == expected
-        assert staged.metric(LOADED) - before == 2 * len(others)  # each stage its layers
-        staged.all_blocks_free()
-        assert staged.call("forget_prefixes")
-        before = staged.metric(HITS)
-        assert tokens_of(staged.run(others, MAX_TOKENS)) == expected
-        assert staged.metric(HITS) - before == len(others) * (150 // BLOCK * BLOCK)
-        whole.all_blocks_free()
+        take_and_pool(whole, staged, others, loads=2)  # each stage its layers
